@@ -1,0 +1,1 @@
+"""The AsyncRLJob resource (asyncrl.io/v1alpha1): models, defaults, rules, CRD."""

@@ -1,0 +1,1 @@
+"""The operator that brings AsyncRLJobs to life on Kubernetes."""
