@@ -1,0 +1,1 @@
+"""What the pumps need of the world, one Protocol each."""

@@ -1,0 +1,118 @@
+"""Errors that the runtime raises on purpose, and the two classes of rollout failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RunError(Exception):
+    """Ends the run; its text is the last line that the user sees: what happened, the bound, the way out."""
+
+
+class RolloutFailure(Exception):
+    """A rollout attempt failed."""
+
+
+class InfraFailure(RolloutFailure):
+    """The machinery failed: worth another attempt elsewhere after a while (SC-8.20)."""
+
+
+class DataFailure(RolloutFailure):
+    """The prompt, its completion or the code that judges it is at fault."""
+
+
+@dataclass(eq=False)
+class WorkerDied(InfraFailure):
+    """A worker process ended while it was needed."""
+
+    worker: str
+    exit_code: int | None
+    detail: str = ""
+
+    def __str__(self) -> str:
+        code = "without an exit code" if self.exit_code is None else f"with exit code {self.exit_code}"
+        return f"{self.worker} ended {code}{': ' + self.detail if self.detail else ''}"
+
+
+@dataclass(eq=False)
+class DeadlinePassed(InfraFailure):
+    """Something outside this process did not answer in time."""
+
+    what: str
+    seconds: float
+    setting: str
+    """The field that holds the bound."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} did not answer within {self.seconds:g} s; raise {self.setting} if that is too short"
+        )
+
+
+@dataclass(eq=False)
+class EnvironmentFailure(DataFailure):
+    """A user's or an environment's function could not score a completion."""
+
+    environment: str
+    function: str
+    prompt: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.function} of environment {self.environment} {self.problem} for prompt {self.prompt}"
+
+
+@dataclass(eq=False)
+class SourceFailure(RunError):
+    """A dataset cannot be read."""
+
+    source: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.problem}"
+
+
+@dataclass(eq=False)
+class TrainerFailure(RunError):
+    """A call of the trainer failed."""
+
+    call: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"the trainer failed in {self.call}: {self.problem}"
+
+
+@dataclass(eq=False)
+class NonFiniteStep(TrainerFailure):
+    """Loss or gradient is NaN or infinite; the step was not applied."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.problem}; the optimizer step was not applied and the parameters are unchanged; "
+            "lower spec.training.optimizer.lr, or check rewards and advantages of the step"
+        )
+
+
+@dataclass(eq=False)
+class RefitAborted(RunError):
+    """A weight transfer did not land on every shard that took part."""
+
+    version: int
+    problem: str
+
+    def __str__(self) -> str:
+        return f"weights of version {self.version} did not land: {self.problem}"
+
+
+@dataclass(eq=False)
+class RowsMissing(RunError):
+    """The data plane lacks rows or columns that were asked for."""
+
+    missing: tuple[str, ...]
+    held: int
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.missing[:5]) + (" …" if len(self.missing) > 5 else "")
+        return f"the data plane lacks {len(self.missing)} of the rows or columns asked for ({shown}); it holds {self.held} rows"

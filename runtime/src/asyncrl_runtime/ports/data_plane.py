@@ -1,0 +1,63 @@
+"""The data plane: storage and transport of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from asyncrl_runtime.core.records import SampleId
+from asyncrl_runtime.ports.columns import Columns
+
+Tags = Mapping[str, int | float | str | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneUsage:
+    """Cost counters, cumulative but for the outstanding ones (SC-12.60)."""
+
+    operations: Mapping[str, int]
+    bytes: Mapping[str, int]
+    seconds: Mapping[str, float]
+    bytes_outstanding: int
+    peak_bytes_outstanding: int
+    keys_outstanding: int
+
+
+class DataPlane(Protocol):
+    """Rows by sample id. A row is a set of columns plus primitive tags."""
+
+    async def put(
+        self, sample_ids: Sequence[SampleId], columns: Columns, tags: Sequence[Tags] | None = None
+    ) -> None:
+        """Write columns of rows, all or nothing; new columns are added to rows that exist."""
+        ...
+
+    async def get(self, sample_ids: Sequence[SampleId], fields: Sequence[str]) -> Columns:
+        """Read columns in the order of sample_ids. Raises `RowsMissing` naming keys or fields that are absent."""
+        ...
+
+    async def clear(self, sample_ids: Sequence[SampleId]) -> None:
+        """Forget rows; absent ones are ignored."""
+        ...
+
+    async def keys(self) -> frozenset[SampleId]:
+        """Every row that is held."""
+        ...
+
+    async def snapshot(self, directory: Path) -> Mapping[str, object]:
+        """Write all rows below directory; returns facts for the manifest (rows, bytes, sha256 by file)."""
+        ...
+
+    async def restore(self, directory: Path) -> None:
+        """Replace all rows by those that `snapshot` wrote there."""
+        ...
+
+    def usage(self) -> PlaneUsage:
+        """Counters so far."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        ...
