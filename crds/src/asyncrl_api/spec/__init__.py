@@ -1,0 +1,1 @@
+"""Blocks of `spec`, one module per group."""
