@@ -1,0 +1,51 @@
+"""Scores the built-in digit tasks, in microseconds and in the controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncrl_runtime.core.errors import EnvironmentFailure
+from asyncrl_runtime.core.records import Prompt
+from asyncrl_runtime.ports.environment import EnvironmentStep, Episode
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticEnvironment:
+    """`dense` pays the share of right positions, `exact` pays 1 only for the whole answer."""
+
+    reward: Literal["dense", "exact"] = "dense"
+    name: str = "arithmetic"
+
+    async def step(self, episode: Episode) -> EnvironmentStep:
+        """Compare the completion with the answer. Raises `EnvironmentFailure` for a prompt without one."""
+        answer = episode.prompt.answer
+        if answer is None:
+            raise EnvironmentFailure(
+                self.name, "arithmetic", describe(episode.prompt), "needs an answer and has none"
+            )
+        text = episode.turns[-1].text.strip()
+        exact = float(text == answer)
+        dense = share_of_right_positions(text, answer)
+        return EnvironmentStep(
+            reward=dense if self.reward == "dense" else exact, components={"dense": dense, "exact": exact}
+        )
+
+    async def health(self) -> str | None:
+        """Always well."""
+        return None
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def share_of_right_positions(text: str, answer: str) -> float:
+    """Equal characters at equal places, over the length of the longer of both; 0 to 1."""
+    longest = max(len(text), len(answer))
+    return sum(a == b for a, b in zip(text, answer, strict=False)) / longest if longest else 1.0
+
+
+def describe(prompt: Prompt) -> str:
+    """A prompt in a few words, for messages: where it stands and how it ends."""
+    text = prompt.text if len(prompt.text) <= 80 else f"…{prompt.text[-79:]}"
+    return f"{prompt.ref.position} of epoch {prompt.ref.epoch} ({text!r})"

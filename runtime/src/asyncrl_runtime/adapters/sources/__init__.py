@@ -1,0 +1,1 @@
+"""Where prompts come from: generated tasks, JSON lines, data sets of the hub, reasoning-gym."""
