@@ -1,4 +1,4 @@
-"""What every environment keeps; a test module subclasses it and gives `make_environment`, `right` and `wrong`."""
+"""What every environment keeps; a test module subclasses it, with `make_environment`, `right`, `wrong`."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ from asyncrl_runtime.ports.environment import Environment, Episode, Turn
 
 
 def episode(text, answer, *completions, position=0, episode_id="e0", **prompt):
-    """An episode whose policy turns are the completions, each answered by an empty observation but the last."""
+    """An episode whose policy turns are the completions, with empty observations in between."""
     asked = Prompt(PromptRef(0, position), ({"role": "user", "content": text},), answer=answer, **prompt)
     turns = []
     for completion in completions:

@@ -8,7 +8,7 @@ from asyncrl_runtime.ports.prompts import PromptSource
 
 
 class PromptSourceContract:
-    """`make_source()` opens a source of at least 3 prompts; `make_other()` one of the same kind with other content."""
+    """`make_source()` opens a source of at least 3 prompts; `make_other()` one with other content."""
 
     def make_source(self) -> PromptSource:
         raise NotImplementedError

@@ -14,7 +14,7 @@ def _offline(monkeypatch, tmp_path):
 
 
 def save(folder, answer):
-    rows = {"prompt": [f"p{k}" for k in range(4)], "answer": [answer] * 4, "level": [k for k in range(4)]}
+    rows = {"prompt": [f"p{k}" for k in range(4)], "answer": [answer] * 4, "level": list(range(4))}
     datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(folder)
     return str(folder)
 
@@ -59,7 +59,5 @@ def test_a_missing_column_names_those_there_are(tmp_path):
 
 
 def test_an_unknown_name_says_what_to_do(tmp_path):
-    with pytest.raises(
-        SourceFailure, match=r"data set no/such-thing-here, split train: cannot be loaded: .*folder"
-    ):
+    with pytest.raises(SourceFailure, match=r"no/such-thing-here, split train: cannot be loaded: .*folder"):
         HubPrompts("no/such-thing-here", split="train")

@@ -21,7 +21,8 @@ from asyncrl_runtime.adapters.tokenizers.huggingface import (
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3+4?"}]
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}\n{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}\n"
+    "{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "<{{ m['role'] }}>{{ m['content'] | trim }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% generation %}{% endgeneration %}{% endif %}"
 )

@@ -19,7 +19,7 @@ from asyncrl_runtime.core.records import Prompt, PromptRef
 Task = Literal["add", "copy", "reverse", "sort"]
 
 ENCODING = 1
-"""Raised when the text of a prompt changes, so that a run on the former text is not resumed on the new one."""
+"""Raised when the text of a prompt changes, so that no run resumes on another text."""
 
 MARKS: dict[str, str] = {"copy": "", "reverse": "r", "sort": "s"}
 """What stands before the digits."""

@@ -27,7 +27,7 @@ def prompt_of_row(row: object, fields: RowFields, ref: PromptRef) -> Prompt:
     """Read one row.
 
     Raises:
-        ValueError: in words, without the place: the row is no object, lacks its prompt, or holds something else there.
+        ValueError: what is wrong with the row, in words and without its place.
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"is {_kind(row)}, and must be an object")

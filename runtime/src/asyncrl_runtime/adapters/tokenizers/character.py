@@ -75,7 +75,7 @@ class CharacterTokenizer:
         return "".join(self._symbol(token) for token in token_ids if token not in special)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Tokens of the messages' contents, a line each where newline is a symbol. Raises `UnknownCharacter`."""
+        """Tokens of the contents, a line each where newline is a symbol. Raises `UnknownCharacter`."""
         return self.encode(self.separator.join(message["content"] for message in messages))
 
     def save(self, directory: str) -> None:

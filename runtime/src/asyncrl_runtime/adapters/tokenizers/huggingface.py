@@ -52,8 +52,8 @@ class UnrenderablePrompt(DataFailure):
 class HuggingFaceTokenizer:
     """A fast tokenizer of a folder or the hub's cache.
 
-    The pad token is the tokenizer's own; without one its end token pads, which is safe because pads are always
-    masked. Raises `TokenizerFailure` if the files are missing, or there is no end token.
+    The pad token is the tokenizer's own; without one its end token pads, which is safe because pads are
+    always masked. Raises `TokenizerFailure` if the files are missing, or there is no end token.
     """
 
     def __init__(self, name: str, *, revision: str | None = None) -> None:
