@@ -115,4 +115,71 @@ class RowsMissing(RunError):
 
     def __str__(self) -> str:
         shown = ", ".join(self.missing[:5]) + (" …" if len(self.missing) > 5 else "")
-        return f"the data plane lacks {len(self.missing)} of the rows or columns asked for ({shown}); it holds {self.held} rows"
+        return (
+            f"the data plane lacks {len(self.missing)} of the rows or columns asked for ({shown}); "
+            f"it holds {self.held} rows"
+        )
+
+
+@dataclass(eq=False)
+class PromptFailed(RunError):
+    """A prompt used up its attempts."""
+
+    prompt: str
+    attempts: int
+    kind: str
+    setting: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"prompt {self.prompt} failed for good after {self.attempts} attempts ({self.kind}): "
+            f"{self.cause}; repair the cause, or raise {self.setting} (now spent)"
+        )
+
+
+@dataclass(eq=False)
+class NothingToTrain(RunError):
+    """Every token of a step is masked (SC-5.68)."""
+
+    step: int
+    groups: int
+    masked: str
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step} has no token to train on in {self.groups} prompt groups ({self.masked}); "
+            "check overlongFiltering, maskEnvFlaggedSamples, seqLogprobErrorThreshold and the data"
+        )
+
+
+@dataclass(eq=False)
+class DataExhausted(RunError):
+    """The data ended inside a step (SC-5.59, 8.45)."""
+
+    step: int
+    groups: int
+    target: int
+    buffered: int
+    sampler: str
+
+    def __str__(self) -> str:
+        return (
+            f"the data ended in step {self.step} with {self.groups}/{self.target} prompt groups and "
+            f"{self.buffered} buffered under sampler {self.sampler}; add prompts or epochs, or set "
+            "spec.asyncRL.finalPartialStep to train or discard"
+        )
+
+
+@dataclass(eq=False)
+class ValidationFailed(RunError):
+    """A validation could not be carried out and failureAction is abort (SC-5.96)."""
+
+    step: int
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"validation after step {self.step} failed: {self.cause}; repair the cause, or set "
+            "spec.validation.failureAction to warn"
+        )

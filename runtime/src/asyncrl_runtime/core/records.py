@@ -117,6 +117,9 @@ class GroupMeta:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Rollout metrics that travel with the group (SC-12.30)."""
 
+    reward_components: tuple[str, ...] = ()
+    """Names of the reward components that its rows carry."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchMeta:

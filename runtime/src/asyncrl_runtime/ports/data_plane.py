@@ -35,7 +35,7 @@ class DataPlane(Protocol):
         ...
 
     async def get(self, sample_ids: Sequence[SampleId], fields: Sequence[str]) -> Columns:
-        """Read columns in the order of sample_ids. Raises `RowsMissing` naming keys or fields that are absent."""
+        """Read columns in the order of sample_ids. Raises `RowsMissing` naming what is absent."""
         ...
 
     async def clear(self, sample_ids: Sequence[SampleId]) -> None:

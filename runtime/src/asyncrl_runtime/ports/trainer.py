@@ -46,7 +46,7 @@ class Trainer(Protocol):
     async def logprobs(
         self, meta: BatchMeta, *, models: frozenset[Literal["policy", "reference"]]
     ) -> Mapping[str, float]:
-        """Write `previous_logprobs` and/or `reference_logprobs` for the rows; keeps gradients of an open step."""
+        """Write `previous_logprobs` and/or `reference_logprobs`; keeps the gradients of an open step."""
         ...
 
     async def begin(self, *, positive_tokens: float | None = None) -> None:

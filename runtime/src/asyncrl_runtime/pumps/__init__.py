@@ -1,0 +1,1 @@
+"""The loops that keep a run going, and what they wait on."""

@@ -1,0 +1,45 @@
+"""Which of the two classes a failure belongs to, and how long to wait after it."""
+
+from __future__ import annotations
+
+from asyncrl_runtime.core.errors import DataFailure, InfraFailure
+
+_MAX_CAUSES = 8
+_INFRA_TYPES: tuple[type[BaseException], ...] = (
+    InfraFailure,
+    TimeoutError,
+    ConnectionError,
+    MemoryError,
+    EOFError,
+)
+_INFRA_STATUS = frozenset({408, 409, 429})
+
+
+def is_infra(error: BaseException, *, router_status: int | None = None) -> bool:
+    """Whether the machinery is to blame (SC-8.20 to 8.22).
+
+    An explicit data failure wins over any cause behind it; otherwise the error and its explicit causes
+    are searched. What nobody knows is a data failure: a defect must surface, not be retried away.
+    """
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and len(seen) < _MAX_CAUSES and id(link) not in seen:
+        seen.add(id(link))
+        if isinstance(link, DataFailure):
+            return False
+        if isinstance(link, _INFRA_TYPES) or _infra_status(link, router_status):
+            return True
+        link = link.__cause__
+    return False
+
+
+def _infra_status(error: BaseException, router_status: int | None) -> bool:
+    status = getattr(error, "status", None)
+    if not isinstance(status, int):
+        return False
+    return status >= 500 or status in _INFRA_STATUS or status == router_status
+
+
+def backoff_seconds(attempt: int, *, base_seconds: float, max_seconds: float) -> float:
+    """Wait before infra retry `attempt` = 1, 2, … (SC-2.72)."""
+    return min(base_seconds * 2.0 ** min(attempt - 1, 1023), max_seconds)

@@ -1,0 +1,197 @@
+"""The prompt ledger: who owns each prompt that was taken from the dataset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from asyncrl_runtime.core.errors import RunError
+from asyncrl_runtime.core.records import GroupId, PromptRef
+
+EntryState = Literal["reserved", "admitted", "generating"]
+DiscardCause = Literal["evicted", "aborted", "truncated", "filtered", "left_over"]
+
+
+@dataclass(slots=True)
+class LedgerEntry:
+    """A prompt whose group is neither committed nor given up (SC-9.59)."""
+
+    group_id: GroupId
+    prompt: PromptRef
+    order: int
+    """Place in the order in which prompts were taken."""
+
+    state: EntryState = "reserved"
+    attempt: int = -1
+    """Number of the last attempt begun; -1 before the first."""
+
+    target_step: int | None = None
+    start_version: int | None = None
+    relaunched: bool = False
+    """It was aborted once and started again."""
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> LedgerEntry:
+        """From what `to_json` gave."""
+        fields = dict(value)
+        fields["prompt"] = PromptRef(**fields["prompt"])  # type: ignore[arg-type]
+        return cls(**fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCounts:
+    """Prompts by where they are; `admitted` is the sum of the last four (CLI-41)."""
+
+    admitted: int
+    committed: int
+    trained: int
+    dropped: int
+    discarded: int
+    live: int
+    discarded_by_cause: Mapping[str, int]
+
+    @property
+    def balanced(self) -> bool:
+        """Every prompt is in exactly one class."""
+        return self.admitted == self.trained + self.dropped + self.discarded + self.live
+
+
+@dataclass(eq=False)
+class LedgerUnbalanced(RunError):
+    """A prompt was lost or counted twice (SC-9.61)."""
+
+    counts: PromptCounts
+
+    def __str__(self) -> str:
+        return (
+            f"the prompt ledger does not balance: {self.counts}; this is a defect of the runtime: "
+            "please report it with the run folder"
+        )
+
+
+@dataclass(slots=True)
+class PromptLedger:
+    """Entries of unfinished prompts, and counts of all others."""
+
+    entries: dict[GroupId, LedgerEntry] = field(default_factory=dict)
+    taken: int = 0
+    committed: int = 0
+    trained: int = 0
+    dropped: int = 0
+    discarded: Counter[str] = field(default_factory=Counter)
+    mutations: int = 0
+    """Counts every change (SC-1.63)."""
+
+    def reserve(self, refs: Iterable[PromptRef]) -> list[LedgerEntry]:
+        """Own prompts that were just taken from the dataset."""
+        fresh = []
+        for ref in refs:
+            entry = LedgerEntry(f"e{ref.epoch}p{ref.position}", ref, self.taken)
+            if entry.group_id in self.entries:
+                raise RunError(f"prompt {ref.position} of epoch {ref.epoch} was taken twice")
+            self.entries[entry.group_id] = entry
+            self.taken += 1
+            fresh.append(entry)
+        self.mutations += 1
+        return fresh
+
+    def admit(self, entries: Iterable[LedgerEntry], target_step: int | None) -> None:
+        """Stamp a dispatch batch."""
+        for entry in entries:
+            entry.state, entry.target_step = "admitted", target_step
+        self.mutations += 1
+
+    def begin_attempt(self, entry: LedgerEntry, start_version: int) -> int:
+        """Count an attempt; returns its number."""
+        entry.attempt += 1
+        entry.state, entry.start_version = "generating", start_version
+        self.mutations += 1
+        return entry.attempt
+
+    def relaunch(self, entry: LedgerEntry) -> None:
+        """An aborted prompt goes on under its stamp."""
+        entry.state, entry.relaunched = "admitted", True
+        self.mutations += 1
+
+    def commit(self, group_id: GroupId) -> None:
+        """The group is in the buffer now."""
+        del self.entries[group_id]
+        self.committed += 1
+        self.mutations += 1
+
+    def discard(self, group_id: GroupId, cause: DiscardCause) -> None:
+        """Give an unfinished prompt up without training on it."""
+        del self.entries[group_id]
+        self.discard_committed(1, cause)
+
+    def discard_committed(self, groups: int, cause: DiscardCause) -> None:
+        """Count committed groups that will not be trained on."""
+        if groups:
+            self.discarded[cause] += groups
+            self.mutations += 1
+
+    def reopen(
+        self, group_id: GroupId, prompt: PromptRef, *, attempt: int, target_step: int | None
+    ) -> LedgerEntry:
+        """A committed group that cannot be kept becomes unfinished again (SC-9.64)."""
+        entry = LedgerEntry(group_id, prompt, -1, "admitted", attempt, target_step)
+        self.entries[group_id] = entry
+        self.committed -= 1
+        self.mutations += 1
+        return entry
+
+    def train(self, groups: int) -> None:
+        """Groups of a step that closed."""
+        self.trained += groups
+        self.mutations += 1
+
+    def counts(self, *, buffered: int, claimed: int, ended: bool = False) -> PromptCounts:
+        """Prompts by class. With `ended`, what is still live counts as left over."""
+        live = len(self.entries) + buffered + claimed
+        causes = dict(self.discarded)
+        if ended and live:
+            causes["left_over"] = causes.get("left_over", 0) + live
+            live = 0
+        return PromptCounts(
+            admitted=self.taken,
+            committed=self.committed,
+            trained=self.trained,
+            dropped=self.dropped,
+            discarded=sum(causes.values()),
+            live=live,
+            discarded_by_cause={
+                cause: causes.get(cause, 0)
+                for cause in ("evicted", "aborted", "truncated", "filtered", "left_over")
+            },
+        )
+
+    def check(self, *, buffered: int, claimed: int) -> None:
+        """Raise unless every prompt is in exactly one class."""
+        counts = self.counts(buffered=buffered, claimed=claimed)
+        if not counts.balanced:
+            raise LedgerUnbalanced(counts)
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON values."""
+        return {
+            "entries": [entry.to_json() for entry in self.entries.values()],
+            "taken": self.taken,
+            "committed": self.committed,
+            "trained": self.trained,
+            "dropped": self.dropped,
+            "discarded": dict(self.discarded),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, object]) -> PromptLedger:
+        """From what `to_json` gave."""
+        fields = dict(value)
+        entries = [LedgerEntry.from_json(entry) for entry in fields.pop("entries")]  # type: ignore[union-attr]
+        discarded = Counter(fields.pop("discarded"))  # type: ignore[arg-type]
+        return cls({e.group_id: e for e in entries}, discarded=discarded, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Samplers: the whole off-policyness contract of a run, one object each."""

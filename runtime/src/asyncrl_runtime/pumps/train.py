@@ -1,0 +1,341 @@
+"""The train pump: assembles steps, trains on them, refits."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from asyncrl_runtime.algorithms.minibatch import split_by_group
+from asyncrl_runtime.core.errors import DataExhausted, NothingToTrain, TrainerFailure
+from asyncrl_runtime.core.exact import ceil_product
+from asyncrl_runtime.core.ledger import PromptLedger
+from asyncrl_runtime.core.records import BatchMeta
+from asyncrl_runtime.core.replay import ReplayBuffer, Slot
+from asyncrl_runtime.core.samplers.base import Sampler
+from asyncrl_runtime.core.samplers.weight_fifo import WeightFifo
+from asyncrl_runtime.core.versions import Versions
+from asyncrl_runtime.ports import columns as col
+from asyncrl_runtime.ports.advantage import AdvantageStage
+from asyncrl_runtime.ports.data_plane import DataPlane
+from asyncrl_runtime.ports.trainer import Trainer
+from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
+from asyncrl_runtime.pumps.step import OpenStep
+from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
+
+RunEnd = Literal["max_steps", "data_exhausted", "deadline", "early_stop"]
+
+
+class AfterStep(Protocol):
+    """What happens between the close of a step and the next one: refit, validation, checkpoint, logging."""
+
+    async def __call__(self, step: OpenStep, metrics: dict[str, float], *, last: bool) -> RunEnd | None:
+        """Do it; a reason to end the run, if there is one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """The shape of a step."""
+
+    max_steps: int
+    groups_per_step: int
+    smallest_chunk: int
+    policy_epochs: int
+    policy_minibatches: int
+    minibatch_seed: int
+    step_retries: int
+    final_partial_step: Literal["error", "train", "discard"]
+    min_step_batch_fraction: float
+    logprob_models: frozenset[Literal["policy", "reference"]]
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainProgress:
+    """Counters that a checkpoint stores (SC-5.71, 5.77)."""
+
+    steps: int = 0
+    consumed_groups: int = 0
+    total_valid_tokens: int = 0
+    policy_optimizer_steps: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TrainPump:
+    """Trains one RL step after the other.
+
+    Takes:      ready slots, as the sampler selects them
+    Gives:      new parameters, one trainer version per step
+    Waits for:  enough eligible groups
+    Woken by:   the rollout pump, when it commits (`changed`)
+    """
+
+    settings: TrainSettings
+    progress: TrainProgress
+    sampler: Sampler
+    buffer: ReplayBuffer
+    ledger: PromptLedger
+    versions: Versions
+    plane: DataPlane
+    trainer: Trainer
+    advantages: AdvantageStage
+    rollout: RolloutPump
+    gate: RolloutGate
+    barrier: Barrier
+    changed: Wakeup
+    observer: Observer
+    after_step: AfterStep
+    final_save: Callable[[], Awaitable[None]]
+    step: OpenStep | None = field(default=None, init=False)
+
+    async def run(self) -> RunEnd:
+        """Return when the steps are done, the data has ended, or a stop was asked for."""
+        end: RunEnd = "max_steps"
+        while self.progress.steps < self.settings.max_steps:
+            self.step = OpenStep(version=self.versions.trainer)
+            if not await self._train_step(self.step):
+                await self.final_save()
+                return "data_exhausted"
+            metrics = self._metrics(self.step)
+            await self._close(self.step)
+            last = self.progress.steps >= self.settings.max_steps
+            stop = await self.after_step(self.step, metrics, last=last)
+            if stop is not None:
+                return stop
+        return end
+
+    @property
+    def claimed(self) -> int:
+        """Groups of the open step."""
+        return self.step.groups if self.step else 0
+
+    # ── assembly ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _one_chunk(self) -> bool:
+        return self.settings.smallest_chunk >= self.settings.groups_per_step
+
+    async def _train_step(self, step: OpenStep) -> bool:
+        """Assemble and train; False at the end of the data."""
+        target = self.settings.groups_per_step
+        while step.groups < target:
+            seen = self.changed.count
+            remaining = target - step.groups
+            minimum = min(self.settings.smallest_chunk, remaining)
+            chunk = await self._select(step, minimum, remaining)
+            if chunk is None:
+                if self.rollout.exhausted and seen == self.changed.count:
+                    decision = await self._at_exhaustion(step, target)
+                    if decision == "end":
+                        return False
+                    if decision == "close":
+                        break
+                    continue
+                with step.timed("exposed_generation"):
+                    await self.changed.since(seen)
+                continue
+            if not self._one_chunk:
+                await self._with_retries(step, self._process_last)
+        if self._one_chunk or not step.results:
+            await self._with_retries(step, self._process_whole)
+        await self._with_retries(step, self._optimize)
+        return True
+
+    async def _select(self, step: OpenStep, minimum: int, maximum: int) -> BatchMeta | None:
+        """Evict what is over, then select; slots and claim change in one block (SC-4.7)."""
+        version = step.version
+        async with self.barrier.mutation():
+            evicted = self.sampler.evict(version)
+            if evicted:
+                self._count_evicted(step, evicted)
+            chunk = self.sampler.select(version, minimum, maximum)
+            if chunk is None and minimum > 1 and self._oldest_is_final(version):
+                chunk = self.sampler.select(version, 1, maximum)
+            if chunk is not None:
+                step.claim.append(chunk)
+            if evicted:
+                await self.plane.clear([s for slot in evicted if slot.meta for s in slot.meta.sample_ids])
+        if evicted or chunk is not None:
+            self.changed.notify()
+        return chunk
+
+    def _oldest_is_final(self, version: int) -> bool:
+        """weight_fifo: no more groups of the oldest weight can come, so fewer than the minimum will do."""
+        return isinstance(self.sampler, WeightFifo) and not self.sampler.oldest_can_grow(
+            version, stamp=self.versions.stamp
+        )
+
+    def _count_evicted(self, step: OpenStep, evicted: Sequence[Slot]) -> None:
+        step.evicted += len(evicted)
+        self.ledger.discard_committed(len(evicted), "evicted")
+        for slot in evicted:
+            tokens = slot.meta.generated_tokens if slot.meta else 0
+            self.rollout.waste("evicted", tokens)
+            self.observer.event(
+                "group_evicted", group=slot.group_id, start_weight=slot.start_weight, version=step.version
+            )
+
+    async def _at_exhaustion(self, step: OpenStep, target: int) -> Literal["end", "close", "again"]:
+        """The data ended and this step is not full (SC-5.59, 5.61)."""
+        ready = self.buffer.ready
+        if step.groups == 0 and len(self.buffer) == 0:
+            return "end"
+        stamped = self.buffer.unstamped < len(self.buffer) or any(
+            group.target_step is not None for group in step.batch.groups
+        )
+        if not stamped and step.groups + ready == 0:
+            return "again"
+        floor = ceil_product(self.settings.min_step_batch_fraction, self.settings.groups_per_step)
+        policy = self.settings.final_partial_step
+        if stamped or policy == "error":
+            raise DataExhausted(step.version, step.groups, target, len(self.buffer), self.sampler.name)
+        if policy == "train" and step.groups + ready >= floor:
+            while step.groups < target and await self._select(step, 1, target - step.groups):
+                if not self._one_chunk:
+                    await self._with_retries(step, self._process_last)
+            return "close"
+        await self._discard_rest(step)
+        return "end"
+
+    async def _discard_rest(self, step: OpenStep) -> None:
+        """Abort the open step and give up what is buffered; the run ends normally (SC-5.59)."""
+        await self.trainer.abort()
+        async with self.barrier.mutation():
+            slots = self.buffer.take([slot.group_id for slot in self.buffer])
+            samples = step.batch.sample_ids + [s for slot in slots if slot.meta for s in slot.meta.sample_ids]
+            self.ledger.discard_committed(step.groups + len(slots), "left_over")
+            step.claim.clear()
+            if self.sampler.dispatch_index >= 0:
+                self.sampler.restore_dispatch_index(self.versions.trainer - 1)
+            await self.plane.clear(samples)
+
+    # ── training ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _with_retries(self, step: OpenStep, work: Callable[[OpenStep], Awaitable[None]]) -> None:
+        """Abort and redo the step's work with the same groups after a transient failure (SC-5.75)."""
+        retries = 0
+        while True:
+            try:
+                await work(step)
+                return
+            except TrainerFailure as failure:
+                await self.trainer.abort()
+                if step.reports or retries >= self.settings.step_retries:
+                    raise
+                retries += 1
+                self.observer.event(
+                    "train_step_retried", step=step.version, attempt=retries, reason=str(failure)
+                )
+                step.forget_chunks()
+                work = self._redo(work)
+
+    def _redo(self, work: Callable[[OpenStep], Awaitable[None]]) -> Callable[[OpenStep], Awaitable[None]]:
+        """The work of the step so far: every chunk again, then the optimizer if it was its turn."""
+        optimize = work == self._optimize
+
+        async def again(step: OpenStep) -> None:
+            chunks = [step.batch] if self._one_chunk else list(step.claim)
+            for chunk in chunks:
+                await self._process(step, chunk)
+            if optimize:
+                await self._optimize(step)
+
+        return again
+
+    async def _process_last(self, step: OpenStep) -> None:
+        await self._process(step, step.claim[-1])
+
+    async def _process_whole(self, step: OpenStep) -> None:
+        await self._process(step, step.batch)
+
+    async def _process(self, step: OpenStep, chunk: BatchMeta) -> None:
+        """Log-probs, advantages, and, with one optimizer step per RL step, the gradients of a chunk."""
+        samples = chunk.sample_ids
+        if self.settings.logprob_models:
+            with step.timed("policy_and_reference_logprobs"):
+                await self.trainer.logprobs(chunk, models=self.settings.logprob_models)
+        with step.timed("advantage_calculation"):
+            columns = await self.plane.get(samples, self._stage_fields(chunk))
+            result = await self.advantages.run(chunk, columns)
+            await self.plane.put(samples, result.columns)
+        step.chunks += 1
+        step.results.append(result)
+        if self._several_updates or not result.has_valid_tokens:
+            return
+        with step.timed("policy_training"):
+            if not step.opened:
+                await self.trainer.begin(positive_tokens=float(result.row_positive_tokens.sum()))
+                step.opened = True
+            await self.trainer.accumulate(chunk)
+
+    def _stage_fields(self, chunk: BatchMeta) -> list[str]:
+        names = {name for group in chunk.groups for name in group.reward_components}
+        return [*self.advantages.fields, *(col.REWARD_COMPONENT + name for name in sorted(names))]
+
+    @property
+    def _several_updates(self) -> bool:
+        return self.settings.policy_epochs * self.settings.policy_minibatches > 1
+
+    async def _optimize(self, step: OpenStep) -> None:
+        """Reduce, rescale and apply: once, or once per minibatch and epoch (SC-5.67, 10.44)."""
+        if not step.valid_tokens:
+            groups = step.batch.groups
+            masked = ", ".join(
+                f"{sum(int(g.metrics[name]) for g in groups)} rows {words}"
+                for name, words in (("truncated", "truncated"), ("flagged", "flagged by their environment"))
+            )
+            raise NothingToTrain(step.version, step.groups, masked)
+        with step.timed("policy_training"):
+            if not self._several_updates:
+                step.reports.append(await self.trainer.finish())
+                return
+            for epoch in range(self.settings.policy_epochs):
+                for minibatch in self._minibatches(step, epoch):
+                    await self._update(step, minibatch)
+
+    def _minibatches(self, step: OpenStep, epoch: int) -> list[list[int]]:
+        seed = (self.settings.minibatch_seed, step.version, epoch)
+        return split_by_group(range(step.groups), self.settings.policy_minibatches, seed=seed)
+
+    async def _update(self, step: OpenStep, picked: Sequence[int]) -> None:
+        groups = step.batch.groups
+        first_row = [0]
+        for group in groups:
+            first_row.append(first_row[-1] + len(group.sample_ids))
+        (result,) = step.results
+        rows = [row for i in picked for row in range(first_row[i], first_row[i + 1])]
+        if not result.row_valid_tokens[rows].any():
+            return
+        await self.trainer.begin(positive_tokens=float(result.row_positive_tokens[rows].sum()))
+        await self.trainer.accumulate(BatchMeta(tuple(groups[i] for i in picked)))
+        step.reports.append(await self.trainer.finish())
+
+    # ── closing ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def _close(self, step: OpenStep) -> None:
+        """Clear the rows, then move everything that counts in one await-free block (SC-5.78)."""
+        groups, samples = step.groups, step.batch.sample_ids
+        async with self.barrier.mutation():
+            await self.plane.clear(samples)
+            step.claim.clear()
+            self.versions.trainer += 1
+            self.versions.content = self.versions.trainer
+            self.progress.steps += 1
+            self.progress.consumed_groups += groups
+            self.progress.total_valid_tokens += sum(report.valid_tokens for report in step.reports)
+            self.progress.policy_optimizer_steps += len(step.reports)
+            self.ledger.train(groups)
+            self.gate.close()
+        self.ledger.check(buffered=self.buffer.ready, claimed=0)
+        self.changed.notify()
+
+    def _metrics(self, step: OpenStep) -> dict[str, float]:
+        values: dict[str, float] = {}
+        for report in step.reports:
+            values.update({f"train/{name}": value for name, value in report.metrics.items()})
+        stage: Mapping[str, float] = self.advantages.metrics(step.results)
+        values.update({f"train/{name}": value for name, value in stage.items()})
+        values.update(step.rollout_metrics())
+        values["train/global_valid_toks"] = sum(report.valid_tokens for report in step.reports)
+        values["train/global_valid_seqs"] = sum(report.valid_rows for report in step.reports)
+        return values
