@@ -29,7 +29,10 @@ class FolderInUse(RunError):
     pid: str
 
     def __str__(self) -> str:
-        return f"{self.path} is in use by process {self.pid}: wait for it, stop it, or choose another folder with --output"
+        return (
+            f"{self.path} is in use by process {self.pid}: "
+            "wait for it, stop it, or choose another folder with --output"
+        )
 
 
 @dataclass(slots=True)

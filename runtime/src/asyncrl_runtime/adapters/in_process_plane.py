@@ -29,7 +29,10 @@ class PlaneFull(RunError):
     capacity: int
 
     def __str__(self) -> str:
-        return f"the data plane would hold {self.rows} rows, above spec.dataPlane.storageCapacity {self.capacity}: raise it"
+        return (
+            f"the data plane would hold {self.rows} rows, above "
+            f"spec.dataPlane.storageCapacity {self.capacity}: raise it"
+        )
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ class CheckpointStore(Protocol):
         ...
 
     def publish(self, step: int, staged: Path) -> Bundle:
-        """Digest every file, sync, rename. Raises CheckpointFailed or Fenced, and then nothing is selectable."""
+        """Digest every file, sync, rename. Raises CheckpointFailed or Fenced: nothing is selectable then."""
         ...
 
     def bundles(self) -> list[Bundle]:

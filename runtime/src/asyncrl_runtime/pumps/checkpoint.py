@@ -38,7 +38,8 @@ class MetricMissing(RunError):
     known: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"spec.checkpointing.metricName {self.name} is not a metric of the step; there are {', '.join(self.known)}"
+        known = ", ".join(self.known)
+        return f"spec.checkpointing.metricName {self.name} is not a metric of the step; there are {known}"
 
 
 @dataclass(eq=False)
@@ -50,8 +51,8 @@ class InventoryMismatch(RunError):
 
     def __str__(self) -> str:
         return (
-            f"the data plane lacks {self.missing} rows of the replay index and holds {self.unknown} that the index "
-            "does not know; this is a defect of the runtime: please report it with the run folder"
+            f"the data plane lacks {self.missing} rows of the replay index and holds {self.unknown} that the "
+            "index does not know; this is a defect of the runtime: please report it with the run folder"
         )
 
 
@@ -161,7 +162,10 @@ class Checkpointer:
         await asyncio.to_thread(self._tidy, steps)
 
     async def _cut(self, token: CutToken, staged: Path) -> Cut:
-        """Read everything in one await-free block, then the rows it names; `token` proves that nothing moves."""
+        """Read everything in one await-free block, then the rows it names.
+
+        `token` proves that nothing moves meanwhile.
+        """
         recoverable = self.settings.save_data_plane and self.sampler.supports_buffer_checkpoint
         index = tuple(slot.meta for slot in self.buffer if slot.meta is not None)
         cut = Cut(

@@ -14,6 +14,7 @@ from asyncrl_runtime.core.failures import backoff_seconds, is_infra
 from asyncrl_runtime.core.ledger import LedgerEntry, PromptLedger
 from asyncrl_runtime.core.records import GroupMeta, GroupRecord, Prompt
 from asyncrl_runtime.core.replay import ReplayBuffer, Slot
+from asyncrl_runtime.core.restore import entries_in_order
 from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.prompts import PromptSource
@@ -107,6 +108,9 @@ class RolloutPump:
     data_state: Mapping[str, int] = field(init=False)
     """Loader position as of the last completed reservation; what a cut stores (SC-5.13)."""
 
+    _backlog: deque[tuple[LedgerEntry, Prompt]] = field(default_factory=deque, init=False)
+    """Prompts that are owned and not admitted."""
+
     _running: set[str] = field(default_factory=set, init=False)
     _dispatched_all: bool = field(default=False, init=False)
 
@@ -127,57 +131,54 @@ class RolloutPump:
         """Return when every prompt of every epoch is dispatched and settled."""
         async with asyncio.TaskGroup() as tasks:
             await self._restored(tasks)
-            await self._prompt_work(tasks)
-            while batch := await self._pull():
-                await self._admit_and_launch(tasks, *batch)
+            while batch := await self._next_batch():
+                await self._admit_and_launch(tasks, batch)
             self._dispatched_all = True
             self.changed.notify()
 
     # ── dispatch ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _pull(self) -> tuple[list[LedgerEntry], list[Prompt]] | None:
-        """Take a batch from the dataset and own its prompts, as one mutation (SC-5.12)."""
+    async def _next_batch(self) -> list[tuple[LedgerEntry, Prompt]]:
+        """One step's worth of prompts; those that were taken and not admitted come first (SC-9.62)."""
+        while len(self._backlog) < self.groups_per_step and await self._pull():
+            pass
+        if len(self._backlog) < self.groups_per_step:
+            if self._backlog:
+                self.observer.event("prompts_left_over", prompts=len(self._backlog))
+            return []
+        return [self._backlog.popleft() for _ in range(self.groups_per_step)]
+
+    async def _pull(self) -> bool:
+        """Take a batch from the dataset and own its prompts, as one mutation; False at the end (SC-5.12)."""
         async with self.barrier.mutation():
             refs = self.cursor.take()
-            if not refs:
-                self.data_state = self.cursor.state()
-                return None
-            prompts = await self.source.fetch(refs)
-            entries = self.ledger.reserve(refs)
+            prompts = await self.source.fetch(refs) if refs else []
+            self._backlog.extend(zip(self.ledger.reserve(refs), prompts, strict=True))
             self.data_state = self.cursor.state()
-        return entries, prompts
+        return bool(refs)
 
     async def _restored(self, tasks: asyncio.TaskGroup) -> None:
         """Unfinished groups of the checkpoint go first, under their stamps, not admitted again (SC-5.11)."""
-        entries = sorted(
-            (e for e in self.ledger.entries.values() if e.state != "reserved"), key=lambda e: e.order
-        )
-        if entries:
-            prompts = await self.source.fetch([entry.prompt for entry in entries])
-            for entry, prompt in zip(entries, prompts, strict=True):
+        entries = entries_in_order(self.ledger)
+        prompts = await self.source.fetch([entry.prompt for entry in entries]) if entries else []
+        owned = list(zip(entries, prompts, strict=True))
+        self._backlog.extend(pair for pair in owned if pair[0].state == "reserved")
+        for entry, prompt in owned:
+            if entry.state != "reserved":
                 await self._launch(tasks, entry, prompt)
 
-    async def _prompt_work(self, tasks: asyncio.TaskGroup) -> None:
-        """Prompts that were taken and not admitted come before new data, a step's worth at a time."""
-        waiting = deque(
-            sorted((e for e in self.ledger.entries.values() if e.state == "reserved"), key=lambda e: e.order)
-        )
-        while waiting:
-            batch = [waiting.popleft() for _ in range(min(self.groups_per_step, len(waiting)))]
-            prompts = await self.source.fetch([entry.prompt for entry in batch])
-            await self._admit_and_launch(tasks, batch, prompts)
-
     async def _admit_and_launch(
-        self, tasks: asyncio.TaskGroup, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt]
+        self, tasks: asyncio.TaskGroup, batch: Sequence[tuple[LedgerEntry, Prompt]]
     ) -> None:
         admitted = False
         while not admitted:
             await self.changed.until(lambda: self.sampler.admissible(self.versions.trainer))
             async with self.barrier.mutation():
                 if self.sampler.admissible(self.versions.trainer):
-                    self.ledger.admit(entries, self.sampler.admit(self.versions.trainer))
+                    stamp = self.sampler.admit(self.versions.trainer)
+                    self.ledger.admit([entry for entry, _ in batch], stamp)
                     admitted = True
-        for entry, prompt in zip(entries, prompts, strict=True):
+        for entry, prompt in batch:
             await self._launch(tasks, entry, prompt)
 
     async def _launch(self, tasks: asyncio.TaskGroup, entry: LedgerEntry, prompt: Prompt) -> None:
