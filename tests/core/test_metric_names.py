@@ -29,10 +29,8 @@ def test_rows_that_share_a_prometheus_name_differ_in_label_values_only():
     for metric in METRICS:
         rows[metric.prometheus].append(metric)
     for shared in rows.values():
-        names = {metric.labels for metric in shared}
-        assert len({(m.kind, m.unit) for m in shared}) == 1
-        if len(shared) > 1 and len(names) == 1:
-            assert len({tuple(m.fixed_labels.values()) for m in shared}) == len(shared)
+        assert len({(m.kind, m.unit, m.labels) for m in shared}) == 1, shared
+        assert len({tuple(m.fixed_labels.values()) for m in shared}) == len(shared)
 
 
 def test_a_wildcard_gives_the_label_its_value():

@@ -1,4 +1,4 @@
-"""Names of metrics: what each counts, on which axis, in which unit, and how Prometheus shows it (SC-12, CLI-50)."""
+"""Names of metrics: what each counts, its axis and unit, and how Prometheus shows it (SC-12, CLI-50)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MetricAxis = Literal["step", "tick", "sample"]
 """RL step, watchdog tick, telemetry sample (SC-12.1)."""
 
 MetricKind = Literal["gauge", "total", "count"]
-"""`gauge`: a value. `total`: cumulative over the process. `count`: of this record alone; Prometheus adds up."""
+"""`gauge`: a value. `total`: cumulative over the process. `count`: of one record; Prometheus adds up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class UnknownMetric(KeyError):
     nearest: str
 
     def __str__(self) -> str:
-        return f"metric {self.name!r} is not in the table of core/metric_table.py; the nearest is {self.nearest!r}"
+        return f"metric {self.name!r} is not in the table of metrics; the nearest is {self.nearest!r}"
 
 
 def check_name(name: str, axis: MetricAxis | None = None) -> Series:
@@ -101,6 +101,7 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
 
 
 def _prometheus_name(name: str, unit: str, kind: MetricKind) -> str:
+    name = name.replace("_total/<reason>", "_by_reason")
     words = [part for part in re.sub(r"/?<\w+>", "", name).split("/") if part]
     if words[-1].endswith("_total"):
         words[-1] = words[-1].removesuffix("_total")
