@@ -42,6 +42,7 @@ from asyncrl_api.spec.operations import (
 from asyncrl_api.spec.pods import ControllerSpec, LocalObjectReference
 from asyncrl_api.spec.training import TrainingSpec
 from asyncrl_api.spec.validation import ValidationSpec
+from asyncrl_api.status import JobStatus
 
 
 class JobSpec(ApiModel):
@@ -187,3 +188,6 @@ class AsyncRLJob(ApiModel):
 
     spec: JobSpec
     """What to learn and where to run."""
+
+    status: JobStatus | None = None
+    """Where the job stands. Written by the operator only."""
