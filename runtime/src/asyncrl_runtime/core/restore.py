@@ -119,8 +119,10 @@ def plan_restore(
         for group in cut.index:
             ledger.reopen(group.group_id, group.prompt, attempt=group.attempt, target_step=None)
         _to_prompt_work(ledger)
-        note = f"the sampler changed from {cut.sampler} to {sampler}: "
+        note = (
+            f"the sampler changed from {cut.sampler} to {sampler}: "
             f"{len(ledger.entries)} prompts are generated again"
+        )
         return RestorePlan(ready=(), ledger=ledger, cursor=None, clear=_rows(cut.index), notes=(note,))
     kept, given_back, notes = _kept(
         cut, ledger, path, stamps, capacity, groups_per_step, drop_incomplete_targets

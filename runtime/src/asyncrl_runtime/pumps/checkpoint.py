@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import PromptLedger
+from asyncrl_runtime.core.records import GroupMeta
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.restore import Cut
 from asyncrl_runtime.core.retention import Retention, Saved
@@ -93,6 +94,9 @@ class Checkpointer:
     dataset: Mapping[str, object]
     config_yaml: str
     write_tokenizer: Callable[[Path], None]
+    claims: Callable[[], Sequence[GroupMeta]]
+    """Groups of a step that a stop cut short: they go back into the saved index (SC-9.55)."""
+
     began: float
     """Loop time at which the attempt started."""
 
@@ -167,7 +171,8 @@ class Checkpointer:
         `token` proves that nothing moves meanwhile.
         """
         recoverable = self.settings.save_data_plane and self.sampler.supports_buffer_checkpoint
-        index = tuple(slot.meta for slot in self.buffer if slot.meta is not None)
+        ready = (slot.meta for slot in self.buffer if slot.meta is not None)
+        index = (*self.claims(), *ready)
         cut = Cut(
             steps=self.progress.steps,
             trainer_version=self.versions.trainer,

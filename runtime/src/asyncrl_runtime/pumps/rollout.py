@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from asyncrl_runtime.core.dataloader import DataCursor
@@ -57,7 +57,12 @@ class RolloutCounters:
     aborted: int = 0
     relaunched: int = 0
     detached: int = 0
+    filtered: int = 0
     wasted_tokens: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> RolloutCounters:
+        """The counts of now, to compare later ones with."""
+        return replace(self, wasted_tokens=dict(self.wasted_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +280,7 @@ class RolloutPump:
             if self.discard_group(record):
                 self.buffer.remove(slot.group_id)
                 self.ledger.discard(entry.group_id, "filtered")
+                self.counters.filtered += 1
                 self.waste("filtered", sum(c.generated_tokens for c in record.completions))
                 self.observer.event("prompt_filtered", prompt=describe(record.prompt), group=entry.group_id)
                 return True

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from asyncrl_runtime.algorithms.minibatch import split_by_group
+from asyncrl_runtime.algorithms.minibatch import split_groups
 from asyncrl_runtime.core.errors import DataExhausted, NothingToTrain, TrainerFailure
 from asyncrl_runtime.core.exact import ceil_product
 from asyncrl_runtime.core.ledger import PromptLedger
-from asyncrl_runtime.core.records import BatchMeta
+from asyncrl_runtime.core.records import BatchMeta, GroupMeta
 from asyncrl_runtime.core.replay import ReplayBuffer, Slot
 from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.samplers.weight_fifo import WeightFifo
@@ -23,7 +23,7 @@ from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
 
-RunEnd = Literal["max_steps", "data_exhausted", "deadline", "early_stop"]
+RunEnd = Literal["max_steps", "data_exhausted", "deadline", "early_stop", "stopped"]
 
 
 class AfterStep(Protocol):
@@ -86,6 +86,9 @@ class TrainPump:
     observer: Observer
     after_step: AfterStep
     final_save: Callable[[], Awaitable[None]]
+    stopping: Callable[[], bool]
+    """A stop was asked for: end after the step, or at once while it waits for groups."""
+
     step: OpenStep | None = field(default=None, init=False)
 
     async def run(self) -> RunEnd:
@@ -95,19 +98,22 @@ class TrainPump:
             self.step = OpenStep(version=self.versions.trainer)
             if not await self._train_step(self.step):
                 await self.final_save()
-                return "data_exhausted"
+                return "stopped" if self.stopping() else "data_exhausted"
             metrics = self._metrics(self.step)
             await self._close(self.step)
             last = self.progress.steps >= self.settings.max_steps
             stop = await self.after_step(self.step, metrics, last=last)
             if stop is not None:
                 return stop
+            if self.stopping() and not last:
+                await self.final_save()
+                return "stopped"
         return end
 
     @property
-    def claimed(self) -> int:
-        """Groups of the open step."""
-        return self.step.groups if self.step else 0
+    def claims(self) -> tuple[GroupMeta, ...]:
+        """Groups of the open step: neither in the buffer nor trained (SC-1.61)."""
+        return self.step.batch.groups if self.step else ()
 
     # ── assembly ────────────────────────────────────────────────────────────────────────────────────
 
@@ -116,7 +122,7 @@ class TrainPump:
         return self.settings.smallest_chunk >= self.settings.groups_per_step
 
     async def _train_step(self, step: OpenStep) -> bool:
-        """Assemble and train; False at the end of the data."""
+        """Assemble and train; False at the end of the data, or when a stop cuts the wait for groups short."""
         target = self.settings.groups_per_step
         while step.groups < target:
             seen = self.changed.count
@@ -124,6 +130,9 @@ class TrainPump:
             minimum = min(self.settings.smallest_chunk, remaining)
             chunk = await self._select(step, minimum, remaining)
             if chunk is None:
+                if self.stopping():
+                    await self.trainer.abort()
+                    return False
                 if self.rollout.exhausted and seen == self.changed.count:
                     decision = await self._at_exhaustion(step, target)
                     if decision == "end":
@@ -294,8 +303,8 @@ class TrainPump:
                     await self._update(step, minibatch)
 
     def _minibatches(self, step: OpenStep, epoch: int) -> list[list[int]]:
-        seed = (self.settings.minibatch_seed, step.version, epoch)
-        return split_by_group(range(step.groups), self.settings.policy_minibatches, seed=seed)
+        seed = f"{self.settings.minibatch_seed}/{step.version}/{epoch}"
+        return split_groups(step.groups, self.settings.policy_minibatches, seed=seed)
 
     async def _update(self, step: OpenStep, picked: Sequence[int]) -> None:
         groups = step.batch.groups

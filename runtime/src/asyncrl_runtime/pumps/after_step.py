@@ -1,0 +1,109 @@
+"""What follows the close of a step: refit, validation, checkpoint, logging (SC-5.70)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from asyncrl_runtime.core.versions import Versions
+from asyncrl_runtime.ports.data_plane import DataPlane
+from asyncrl_runtime.pumps.checkpoint import Checkpointer
+from asyncrl_runtime.pumps.metric_log import MetricLog
+from asyncrl_runtime.pumps.refit import Refit
+from asyncrl_runtime.pumps.rollout import RolloutCounters, RolloutPump
+from asyncrl_runtime.pumps.step import OpenStep
+from asyncrl_runtime.pumps.train import RunEnd, TrainProgress
+from asyncrl_runtime.pumps.validation import Validator
+from asyncrl_runtime.pumps.wakeup import RolloutGate
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StepEnd:
+    """Brings the fleet to the new version, measures, saves, and writes the step's numbers down."""
+
+    refit: Refit
+    validator: Validator
+    checkpointer: Checkpointer
+    gate: RolloutGate
+    versions: Versions
+    progress: TrainProgress
+    rollout: RolloutPump
+    plane: DataPlane
+    metrics: MetricLog
+    num_gpus: int
+    finished: Callable[[OpenStep, Mapping[str, float]], None]
+    """Told about every step with its metrics, for whoever shows the run."""
+
+    idle_seconds: float = field(default=0.0, init=False)
+    step_seconds: float = field(default=0.0, init=False)
+    _before: RolloutCounters = field(default_factory=RolloutCounters, init=False)
+
+    async def __call__(self, step: OpenStep, metrics: dict[str, float], *, last: bool) -> RunEnd | None:
+        """Carry it all out; a reason to end the run, if there is one."""
+        steps = self.progress.steps
+        validate = self.validator.due(steps, last=last)
+        metrics.update(await self.refit.run(keep_closed=validate))
+        if validate:
+            with step.timed("validation"):
+                measured = await self.validator.run(steps)
+            self.gate.open()
+            metrics.update({f"val/{name}": value for name, value in measured.items() if name != "seconds"})
+        early = self.validator.reached()
+        if self.checkpointer.due(last=last or early):
+            with step.timed("checkpointing"):
+                await self.checkpointer.save(metrics=metrics, validation=self.validator.latest)
+            metrics["checkpoint/pause_seconds"] = self.checkpointer.pause_seconds
+            metrics["checkpoint/seconds"] = self.checkpointer.seconds
+        self._complete(step, metrics)
+        self.metrics.log("step", steps, metrics)
+        self.finished(step, metrics)
+        if early:
+            return "early_stop"
+        return "deadline" if self.checkpointer.stop_after_save and not last else None
+
+    def _complete(self, step: OpenStep, metrics: dict[str, float]) -> None:
+        """Timings, counters and what they make together."""
+        total = asyncio.get_running_loop().time() - step.began
+        idle = step.seconds["exposed_generation"]
+        self.idle_seconds += idle
+        self.step_seconds += total
+        metrics.update({f"timing/train/{phase}": seconds for phase, seconds in step.seconds.items()})
+        metrics["timing/train/total_step_time"] = total
+        metrics["timing/train/exposed_generation"] = idle
+        metrics["timing/train/valid_tokens_per_sec_per_gpu"] = (
+            metrics["train/global_valid_toks"] / total / max(1, self.num_gpus) if total else 0.0
+        )
+        now, before = self.rollout.counters, self._before
+        usage = self.plane.usage()
+        metrics.update(
+            {
+                "train/trainer_version": self.versions.trainer,
+                "train/content_version": self.versions.content,
+                "train/policy_optimizer_steps": self.progress.policy_optimizer_steps,
+                "train/consumed_groups": self.progress.consumed_groups,
+                "train/total_valid_tokens": self.progress.total_valid_tokens,
+                "train/epoch": self.rollout.cursor.epoch,
+                "train/trainer_idle_fraction": self.idle_seconds / self.step_seconds
+                if self.step_seconds
+                else 0.0,
+                "train/requeued_prompt_groups": now.relaunched - before.relaunched,
+                "train/dynamic_sampling_discarded_groups": now.filtered - before.filtered,
+                "buffer/ready": self.rollout.buffer.ready,
+                "buffer/reserved": self.rollout.buffer.reserved,
+                "buffer/free_permits": self.rollout.buffer.free,
+                "rollout/inflight": len(self.rollout.inflight),
+                "rollout/committed_total": now.committed,
+                "rollout/redispatch_total": now.redispatched,
+                "rollout/data_retry_total": now.data_retries,
+                "data_plane/driver/bytes_outstanding": usage.bytes_outstanding,
+                "data_plane/driver/peak_bytes_outstanding": usage.peak_bytes_outstanding,
+                "data_plane/driver/keys_outstanding": usage.keys_outstanding,
+                "data_plane/driver/ops": sum(usage.operations.values()),
+                "data_plane/driver/comm_volume_mb": sum(usage.bytes.values()) / 1e6,
+                "data_plane/driver/wall_ms": 1e3 * sum(usage.seconds.values()),
+            }
+        )
+        for cause, tokens in now.wasted_tokens.items():
+            metrics[f"generation/wasted_tokens_total/{cause}"] = tokens
+        self._before = now.copy()

@@ -1,0 +1,48 @@
+"""The supervisor: pumps run together, and the first end that matters ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+DRAIN_SECONDS = 30.0
+
+
+async def supervise(main: Coroutine[None, None, T], beside: Mapping[str, Coroutine[None, None, object]]) -> T:
+    """Run `main` with the pumps beside it; its result, or the first failure of any of them.
+
+    `beside` is in order of precedence: where several fail together, the earlier one is the cause and
+    `main` comes last, since its own complaint is most often that another pump stopped (SC-5.5). A pump
+    that returns leaves the others running. Whatever is left is cancelled and awaited, within a bound.
+    """
+    tasks: list[asyncio.Task[object]] = [
+        asyncio.create_task(pump, name=name) for name, pump in beside.items()
+    ]
+    main_task = asyncio.create_task(main, name="train")
+    ranked: list[asyncio.Task] = [*tasks, main_task]
+    try:
+        pending = set(ranked)
+        while True:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+            failed = next((t for t in ranked if t.done() and not t.cancelled() and t.exception()), None)
+            if failed is not None:
+                error = failed.exception()
+                assert error is not None
+                raise cause_of(error)
+            if main_task in done:
+                return main_task.result()
+    finally:
+        for task in ranked:
+            task.cancel()
+        await asyncio.wait(ranked, timeout=DRAIN_SECONDS)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """The first error inside nested groups, which task groups put around a single failure."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
