@@ -110,7 +110,7 @@ class TotalsMissing(RunError):
 
 
 @dataclass(eq=False)
-class NothingToTrain(RunError):
+class NothingToNormalize(RunError):
     """No valid token is left to normalise by (SC-5.68)."""
 
     what: str

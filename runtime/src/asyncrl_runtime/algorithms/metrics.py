@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from asyncrl_runtime.algorithms.errors import NothingToTrain, StatMismatch
+from asyncrl_runtime.algorithms.errors import NothingToNormalize, StatMismatch
 
 
 class Normalizer(StrEnum):
@@ -133,9 +133,9 @@ def normalizer(totals: Totals, *, token_level: bool) -> float:
     """What the summed gradient is divided by, once per optimizer step: T, or S (SC-11.71).
 
     Raises:
-        NothingToTrain: the step holds no valid token (row).
+        NothingToNormalize: the step holds no valid token (row).
     """
     value = totals.valid_tokens if token_level else totals.valid_rows
     if value <= 0:
-        raise NothingToTrain("token" if token_level else "row")
+        raise NothingToNormalize("token" if token_level else "row")
     return value
