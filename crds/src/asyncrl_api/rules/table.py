@@ -69,9 +69,9 @@ MACROS: dict[str, tuple[str, str]] = {
     ),
     "CORR": (
         "corrects",
-        "self.loss.?useImportanceSamplingCorrection.orValue(MODE == 'ready_first' || STALE)",
+        "(self.loss.?useImportanceSamplingCorrection.orValue(MODE == 'ready_first' || STALE))",
     ),
-    "PENALTY": ("kl_penalty", "self.loss.?referencePolicyKlPenalty.orValue(SKIPREF ? 0.0 : 0.01)"),
+    "PENALTY": ("kl_penalty", "(self.loss.?referencePolicyKlPenalty.orValue(SKIPREF ? 0.0 : 0.01))"),
     "NOPREV": (
         "skips_previous_logprobs",
         "(self.loss.forceOnPolicyRatio"
