@@ -37,7 +37,9 @@ def sampler_of(text, buffer):
     window = int(options.get("L", options.get("S", 1)))
     if kind == "windowed":
         return Windowed(buffer, window=window, freshest_first="freshest" in options)
-    return {"in_order": InOrder, "weight_fifo": WeightFifo, "ready_first": ReadyFirst}[kind](buffer, window=window)
+    return {"in_order": InOrder, "weight_fifo": WeightFifo, "ready_first": ReadyFirst}[kind](
+        buffer, window=window
+    )
 
 
 B1 = [
@@ -229,11 +231,13 @@ def test_ex_3_8(sampler, minimum, selected):
 )
 def test_ex_3_9_and_3_10_lookahead_during_critic_warm_up(first_policy_step, ordinary, warmup, expected):
     found = {
-        s: lookahead(s, ordinary=ordinary, warmup=warmup, first_policy_step=first_policy_step) for s in expected
+        s: lookahead(s, ordinary=ordinary, warmup=warmup, first_policy_step=first_policy_step)
+        for s in expected
     }
     assert found == expected
     furthest = [
-        s + lookahead(s, ordinary=ordinary, warmup=warmup, first_policy_step=first_policy_step) for s in range(20)
+        s + lookahead(s, ordinary=ordinary, warmup=warmup, first_policy_step=first_policy_step)
+        for s in range(20)
     ]
     assert furthest == sorted(furthest)
 
@@ -317,6 +321,10 @@ def test_sc_3_2_a_custom_sampler_names_what_it_lacks():
 
 def test_sc_3_3_capabilities_of_a_custom_sampler_count_only_where_it_declares_them():
     sampler = load_custom(f"{__name__}:Declares", {"floor": 2}, ReplayBuffer(4))
-    assert (sampler.floor, sampler.supports_buffer_checkpoint, sampler.supports_training_claims) == (2, True, False)
+    assert (sampler.floor, sampler.supports_buffer_checkpoint, sampler.supports_training_claims) == (
+        2,
+        True,
+        False,
+    )
     inherited = load_custom(f"{__name__}:Inherits", {}, ReplayBuffer(4))
     assert not inherited.supports_buffer_checkpoint

@@ -284,9 +284,9 @@ class RolloutPump:
                 self.waste("filtered", sum(c.generated_tokens for c in record.completions))
                 self.observer.event("prompt_filtered", prompt=describe(record.prompt), group=entry.group_id)
                 return True
-            end = self.versions.content
-            straddled = attempt.straddled or end > slot.start_weight
-            meta = await self.committer.commit(token, slot, record, end_weight=end, straddled=straddled)
+            meta = await self.committer.commit(
+                token, slot, record, end_weight=self.versions.stamp, straddled=attempt.straddled
+            )
             if meta is None:
                 return False
             self.ledger.commit(entry.group_id)
