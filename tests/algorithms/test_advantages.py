@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from algorithms.build import GAE, GRPO, KL, REINFORCE, rows
@@ -85,9 +87,7 @@ def test_column_names_are_those_of_the_data_plane():
 
 
 def test_kl_in_the_reward_reads_unfiltered_logprobs_under_filtered_sampling():
-    filtered = s.ReinforcePlusPlusSettings(
-        minus_baseline=True, exclude_masked=False, kl=KL, filtered_sampling=True
-    )
+    filtered = replace(with_kl, filtered_sampling=True)
     assert c.estimator_columns(filtered) == ("unfiltered_previous_logprobs", "reference_logprobs")
 
 

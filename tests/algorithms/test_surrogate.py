@@ -195,7 +195,7 @@ def test_sc_11_63_kl_uses_unfiltered_logprobs():
     close(estimate, [[0.10653]])
     estimate.sum().backward()
     close(unfiltered.grad, [[0.0, 0.5]])
-    assert batch.logprobs.grad.tolist() == [[0, 0]]
+    assert batch.logprobs.grad is None
 
 
 def test_columns_that_the_settings_need_are_checked():

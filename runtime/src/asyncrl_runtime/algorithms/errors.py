@@ -132,3 +132,13 @@ class StatMismatch(RunError):
 
     def __str__(self) -> str:
         return f"metric {self.metric} is declared as {self.first} and as {self.second}; give it one reduction"
+
+
+@dataclass(eq=False)
+class UnresolvedSetting(RunError):
+    """A field whose default depends on others is unset."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is unset; resolve the spec before settings are taken from it"
