@@ -1,0 +1,97 @@
+"""A generation shard with the torch engine, seen from the controller."""
+
+from __future__ import annotations
+
+from asyncrl_runtime.adapters.torch.entry import Bound, shard_service, torch_server
+from asyncrl_runtime.adapters.torch.errors import EngineFailure
+from asyncrl_runtime.adapters.torch.settings import EngineSettings
+from asyncrl_runtime.adapters.workers import ForkServer, RemoteError, WorkerProcess
+from asyncrl_runtime.core.errors import WorkerDied
+from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult, ShardState
+
+
+class TorchGenerator:
+    """Implements `Generator` in a worker process. `start` after `close` or a death starts a fresh one."""
+
+    def __init__(
+        self,
+        index: int,
+        settings: EngineSettings,
+        *,
+        server: ForkServer | None = None,
+        start_bound: Bound = Bound(300.0),  # noqa: B008 - immutable
+        request_bound: Bound = Bound(),  # noqa: B008
+        probe_bound: Bound = Bound(),  # noqa: B008
+    ) -> None:
+        """Bounds hold for the start, for each request, and for each probe and cache invalidation."""
+        self.index = index
+        self.name = f"generation shard {index}"
+        self._settings = settings
+        self._server = server
+        self._start_bound = start_bound
+        self._request_bound = request_bound
+        self._probe_bound = probe_bound
+        self._worker: WorkerProcess | None = None
+
+    @property
+    def worker(self) -> WorkerProcess:
+        """The process behind it. Raises `WorkerDied` when there is none."""
+        if self._worker is None:
+            raise WorkerDied(self.name, None, "it was not started")
+        return self._worker
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs, as far as is known."""
+        return self._worker is not None and self._worker.alive
+
+    async def start(self) -> None:
+        """Build model and engine in a new process; an earlier process is ended first."""
+        await self.close()
+        self._worker = await WorkerProcess.start(
+            shard_service,
+            self._settings,
+            name=self.name,
+            start_seconds=self._start_bound.seconds,
+            setting=self._start_bound.setting,
+            server=self._server or torch_server(),
+        )
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        """Sample one completion; see `Generator`."""
+        bound = self._request_bound
+        token_ids, logprobs, versions, reason = await self.worker.call(
+            "generate",
+            request.token_ids,
+            request.sampling,
+            request.seed,
+            deadline_seconds=bound.seconds,
+            setting=bound.setting,
+        )
+        return GenerationResult(tuple(token_ids), tuple(logprobs), tuple(versions), reason)
+
+    async def probe(self) -> ShardState:
+        """Counters of the engine, between two tokens."""
+        return await self._control("probe")
+
+    async def invalidate_kv_cache(self) -> None:
+        """Recompute the cache of running requests."""
+        await self._control("invalidate_kv_cache")
+
+    async def close(self) -> None:
+        """End the process; running requests fail. Idempotent."""
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            await worker.close()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self._worker is not None:
+            self._worker.kill()
+
+    async def _control(self, method: str) -> ShardState | None:
+        bound = self._probe_bound
+        try:
+            return await self.worker.call(method, deadline_seconds=bound.seconds, setting=bound.setting)
+        except (RemoteError, RuntimeError) as problem:
+            raise EngineFailure(self.name, str(problem)) from problem

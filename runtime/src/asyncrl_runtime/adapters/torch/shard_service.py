@@ -1,0 +1,119 @@
+"""A generation shard's own process: the engine behind calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import torch
+
+from asyncrl_runtime.adapters.torch.engine import Engine, Output, Request
+from asyncrl_runtime.adapters.torch.errors import EngineFailure
+from asyncrl_runtime.adapters.torch.loading import build_model
+from asyncrl_runtime.adapters.torch.settings import EngineSettings
+from asyncrl_runtime.adapters.torch.weight_buffers import WeightReader
+from asyncrl_runtime.adapters.workers import Deferred
+from asyncrl_runtime.ports.generator import Sampling, ShardState
+
+
+class ShardService:
+    """Steps the engine while it has work, and serves calls between two tokens."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Build model and engine, and run both once so that the first request is as fast as the next."""
+        torch.set_num_threads(settings.num_threads)
+        model = build_model(settings.model)
+        model.requires_grad_(False)
+        decode_text = None
+        if settings.decoder is not None:
+            build, args = settings.decoder
+            decode_text = build(*args)
+        self._weights = WeightReader(model)
+        self._engine = Engine(model, settings, clock=time.monotonic, decode_text=decode_text)
+        self._failure: EngineFailure | None = None
+        self._open: set[Deferred] = set()
+        self._work = asyncio.Event()
+        self._engine.warm_up()
+        self._loop_task = asyncio.get_running_loop().create_task(self._run())
+
+    def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Deferred:
+        """Answers with the fields of a `GenerationResult`."""
+        self._check()
+        deferred = Deferred()
+
+        def done(output: Output) -> None:
+            self._open.discard(deferred)
+            deferred.resolve(output)
+
+        request = self._engine.submit(token_ids, sampling, seed, done)
+        deferred.on_cancel = lambda: self._abort(deferred, request)
+        self._open.add(deferred)
+        self._work.set()
+        return deferred
+
+    def probe(self) -> ShardState:
+        """The engine's counters. Raises `EngineFailure` once the engine has failed."""
+        self._check()
+        return self._engine.state
+
+    def invalidate_kv_cache(self) -> None:
+        """Compute the cache of running requests again."""
+        self._check()
+        self._engine.invalidate_kv_cache()
+
+    def attach_weights(self, paths: tuple[str, ...], layout: str) -> None:
+        """Map the trainer's buffers. Raises ValueError when its model is another one."""
+        self._weights.attach(paths, layout)
+
+    def load_weights(self, version: int, buffer: int, checksum: str) -> float:
+        """Copy the buffer's weights in; returns the seconds that running requests waited."""
+        began = time.perf_counter()
+        self._engine.version = -1  # until the copy is known to be whole
+        self._weights.load(buffer, checksum)
+        self._engine.version = version
+        return time.perf_counter() - began
+
+    def weights_digest(self) -> str:
+        """Digest of the weights in use."""
+        return self._weights.digest()
+
+    async def close(self) -> None:
+        """Fail what still runs."""
+        self._loop_task.cancel()
+        self._fail_open("it was closed")
+
+    async def _run(self) -> None:
+        engine = self._engine
+        try:
+            while True:
+                if engine.busy:
+                    engine.step()
+                    await asyncio.sleep(0)
+                else:
+                    await self._idle()
+        except Exception as problem:  # noqa: BLE001 - whatever the model raised, the shard is of no more use
+            self._failure = EngineFailure("the engine", f"{type(problem).__name__}: {problem}")
+            self._fail_open(self._failure.problem)
+
+    async def _idle(self) -> None:
+        """Wait for a request, or until a held one is due."""
+        due = self._engine.next_release()
+        self._work.clear()
+        wait = None if due is None else max(0.0, due - time.monotonic())
+        try:
+            await asyncio.wait_for(self._work.wait(), wait)
+        except TimeoutError:
+            self._engine.release_held()
+
+    def _abort(self, deferred: Deferred, request: Request) -> None:
+        self._open.discard(deferred)
+        self._engine.abort(request)
+
+    def _fail_open(self, problem: str) -> None:
+        pending, self._open = self._open, set()
+        for deferred in pending:
+            deferred.fail(EngineFailure("the engine", problem))
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineFailure(self._failure.shard, self._failure.problem)

@@ -1,0 +1,118 @@
+"""Weights in shared memory: the trainer's side and the shards' side."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asyncrl_runtime.adapters.torch.flat import flatten_parameters, layout_digest
+
+_CHUNK_BYTES = 1 << 20
+"""Copied, then summed while still in the processor's cache."""
+
+
+def copied(target: Tensor, source: Tensor) -> str:
+    """Copy flat source over flat target (types may differ); returns the digest of the source."""
+    step = _CHUNK_BYTES // source.element_size()
+    sums = []
+    for start in range(0, source.numel(), step):
+        part = source[start : start + step]
+        target[start : start + step].copy_(part)
+        sums.append(_sum(part))
+    return _digest(sums)
+
+
+def digest_of(source: Tensor) -> str:
+    """Digest of a flat tensor: one 64-bit sum per chunk, hashed in order."""
+    step = _CHUNK_BYTES // source.element_size()
+    return _digest([_sum(source[start : start + step]) for start in range(0, source.numel(), step)])
+
+
+def _sum(part: Tensor) -> int:
+    """Sums of 64-bit words of both halves, so that words cannot trade places between them."""
+    data = part.cpu().view(torch.uint8).numpy()
+    words = data[: data.size // 8 * 8].view(np.int64)
+    half = words.size // 2
+    with np.errstate(over="ignore"):
+        return 3 * int(words[:half].sum()) + int(words[half:].sum()) + int(data[words.size * 8 :].sum())
+
+
+def _digest(sums: list[int]) -> str:
+    return hashlib.blake2b(",".join(map(str, sums)).encode(), digest_size=8).hexdigest()
+
+
+def _map(path: str, size: int, *, writable: bool) -> mmap.mmap:
+    flags = os.O_RDWR if writable else os.O_RDONLY
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    fd = os.open(path, flags)
+    try:
+        return mmap.mmap(fd, size, access=access)
+    finally:
+        os.close(fd)
+
+
+class WeightWriter:
+    """The trainer's side. Two buffers: a late reader of one version never sees the next one's bytes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Moves the model's parameters into one flat tensor."""
+        self.flat = flatten_parameters(model)
+        self.layout = layout_digest(model)
+        self._buffers: list[Tensor] = []
+        self._next = 0
+
+    def create(self, paths: tuple[str, ...]) -> str:
+        """Create the files; returns the layout that readers must share."""
+        self._buffers = []
+        size = self.flat.numel() * self.flat.element_size()
+        for path in paths:
+            with open(path, "xb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                os.truncate(file.fileno(), size)
+            mapped = _map(path, size, writable=True)
+            self._buffers.append(torch.frombuffer(mapped, dtype=self.flat.dtype))
+        return self.layout
+
+    def publish(self) -> tuple[int, int, str]:
+        """Copy the parameters into the next buffer; its index, bytes and digest."""
+        index, self._next = self._next, (self._next + 1) % len(self._buffers)
+        buffer = self._buffers[index]
+        return index, buffer.numel() * buffer.element_size(), copied(buffer, self.flat.detach().cpu())
+
+
+class WeightReader:
+    """A shard's side."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Moves the model's parameters into one flat tensor."""
+        self._flat = flatten_parameters(model)
+        self._layout = layout_digest(model)
+        self._buffers: list[Tensor] = []
+
+    def attach(self, paths: tuple[str, ...], layout: str) -> None:
+        """Map the writer's files. Raises ValueError when the models differ."""
+        if layout != self._layout:
+            raise ValueError(f"the trainer's model has layout {layout}, this shard's has {self._layout}")
+        count = self._flat.numel()
+        self._buffers = []
+        for path in paths:
+            size = os.stat(path).st_size
+            dtype = {2: torch.bfloat16, 4: torch.float32}[size // count]
+            mapped = _map(path, size, writable=False)
+            self._buffers.append(torch.frombuffer(mapped, dtype=dtype))
+
+    @torch.no_grad()
+    def load(self, buffer: int, checksum: str) -> None:
+        """Copy a buffer into the parameters. Raises ValueError when its digest is not `checksum`."""
+        found = copied(self._flat, self._buffers[buffer])
+        if found != checksum:
+            raise ValueError(f"the weights have digest {found}, not {checksum}")
+
+    def digest(self) -> str:
+        """Digest of the parameters."""
+        return digest_of(self._flat)
