@@ -100,12 +100,20 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
     ]
 
 
+_SHORT = frozenset({"mb", "ms", "s", "toks", "seqs", "ops"})
+"""Abbreviated units, which the spelled-out unit replaces."""
+
+
 def _prometheus_name(name: str, unit: str, kind: MetricKind) -> str:
     name = name.replace("_total/<reason>", "_by_reason")
     words = [part for part in re.sub(r"/?<\w+>", "", name).split("/") if part]
     if words[-1].endswith("_total"):
         words[-1] = words[-1].removesuffix("_total")
-    if unit and not words[-1].endswith(unit):
+    last = [word.strip("_") for word in words[-1].split("_") if word]
+    if last[-1] in _SHORT and len(words) + len(last) > 2:
+        last.pop()
+    words[-1] = "_".join(last)
+    if unit and unit not in last:
         words.append(unit)
     if kind != "gauge":
         words.append("total")

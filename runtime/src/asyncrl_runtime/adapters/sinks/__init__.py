@@ -1,0 +1,1 @@
+"""Where numbers, events, samples and log lines go."""
