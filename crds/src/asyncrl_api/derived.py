@@ -10,6 +10,7 @@ from asyncrl_api.spec.algorithm import GrpoSpec, PpoSpec
 DEFAULT_BUFFER_GROUPS = 64
 DEFAULT_CHUNK_GROUPS = 32
 DEFAULT_KL_PENALTY = 0.01
+DEFAULT_VALIDATION_PERIODS = {"grpo": 10, "ppo": 20}
 DEFAULT_GLOBAL_SEGMENT_SIZE = "512Gi"
 DEFAULT_LOCAL_BUFFER_SIZE = "64Gi"
 
@@ -221,6 +222,24 @@ class Derived:
         """Longest time until the probes find a dead shard."""
         health = self.spec.async_rl.generation_fleet_health
         return health.probe_interval_seconds * health.unhealthy_threshold + health.probe_timeout_seconds
+
+    # ── validation ──
+
+    @property
+    def validation_period_steps(self) -> int:
+        """Steps between validations; 0 without prompts for them."""
+        if self.spec.data.validation is None:
+            return 0
+        asked = self.spec.validation.period_steps
+        return DEFAULT_VALIDATION_PERIODS["ppo" if self.is_ppo else "grpo"] if asked is None else asked
+
+    @property
+    def validates_at_start(self) -> bool:
+        """Validate before the first step."""
+        if self.spec.data.validation is None:
+            return False
+        asked = self.spec.validation.at_start
+        return self.is_ppo if asked is None else asked
 
     # ── placement ──
 
