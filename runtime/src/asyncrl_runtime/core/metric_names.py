@@ -112,7 +112,7 @@ def _prometheus_name(name: str, unit: str, kind: MetricKind) -> str:
     last = [word.strip("_") for word in words[-1].split("_") if word]
     if last[-1] in _SHORT and len(words) + len(last) > 2:
         last.pop()
-    words[-1] = "_".join(last)
+    words[-1:] = ["_".join(last)] if last else []
     if unit and unit not in last:
         words.append(unit)
     if kind != "gauge":
