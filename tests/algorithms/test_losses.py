@@ -275,6 +275,13 @@ def test_sc_12_12_mismatch_of_generation_and_training():
     assert metrics["approx_entropy"] == pytest.approx(-(2 * p[0].log() + p[1].log()).item() / 2)
 
 
+def test_a_weight_that_overflows_counts_0():
+    batch = policy_batch([[-1.0, -1.0]], generation=[[-2000.0, -1.0]])
+    _, _, metrics = step(batch, replace(LOSS, correction=True))
+    assert metrics["sampling_importance_ratio"] == 0.5
+    assert metrics["effective_sample_size"] == 0.5
+
+
 def test_without_mismatch_every_error_is_0():
     _, _, metrics = step(policy_batch([[-1.0, -2.0]]), LOSS)
     assert metrics["token_mult_prob_error"] == metrics["effective_sample_size"] == 1

@@ -50,6 +50,8 @@ def test_position_0_is_never_trained_on():
     out = run_stage(batch, STAGE)
     assert out.advantages[:, 0].tolist() == [0, 0]
     assert out.totals().valid_tokens == 2
+    critic = run_stage(replace(batch, columns={"values": np.ones((2, 2))}), replace(STAGE, estimator=GAE))
+    assert critic.returns.tolist() == [[0, 1], [0, 0]]
 
 
 @pytest.mark.parametrize("estimator", [GRPO, GAE])

@@ -76,7 +76,6 @@ def advantages_and_returns(
         mask     [R, T] bool, response tokens
         returns  [R, T] float64 twice; 0 where masked
     """
-    values = np.where(mask, values, 0.0)
     base = settings.gae_lambda
     value_lambda = base if settings.lambda_value is None else settings.lambda_value
     policy_lambda: float | np.ndarray = base if settings.lambda_policy is None else settings.lambda_policy

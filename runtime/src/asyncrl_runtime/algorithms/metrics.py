@@ -89,13 +89,7 @@ def merge(parts: Iterable[Stats]) -> dict[str, Stat | Moments]:
     pooled: dict[str, Stat | Moments] = {}
     for part in parts:
         for name, stat in part.items():
-            seen = pooled.get(name)
-            if seen is None:
-                pooled[name] = stat
-            elif _kind(seen) != _kind(stat):
-                raise StatMismatch(name, _kind(seen), _kind(stat))
-            else:
-                pooled[name] = seen.merged(stat)  # type: ignore[arg-type]
+            pooled[name] = _merged(name, pooled[name], stat) if name in pooled else stat
     return pooled
 
 
@@ -107,6 +101,14 @@ def finalize(parts: Iterable[Stats]) -> dict[str, float]:
         if not name.startswith("_"):
             results |= stat.results(name)
     return results
+
+
+def _merged(name: str, first: Stat | Moments, second: Stat | Moments) -> Stat | Moments:
+    if isinstance(first, Moments) and isinstance(second, Moments):
+        return first.merged(second)
+    if isinstance(first, Stat) and isinstance(second, Stat) and first.normalizer == second.normalizer:
+        return first.merged(second)
+    raise StatMismatch(name, _kind(first), _kind(second))
 
 
 def _kind(stat: Stat | Moments) -> str:

@@ -73,7 +73,7 @@ def _generation_mismatch(tokens: Tokens) -> dict[str, Tensor]:
     logprobs = tokens.logprobs.detach().where(known, 0.0)
     difference = previous - generation
     weight = difference.exp()
-    weight = weight.where(weight.isfinite() & known, 0.0)
+    weight = weight.where(weight.isfinite(), 0.0)
     mixture = torch.logaddexp(previous, generation) - math.log(2)
     seen = {
         "token_mult_prob_error": difference.abs().exp(),
