@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 from algorithms.build import GAE, GRPO, KL, LOSS, REINFORCE
 
-from asyncrl_api.job import JobSpec
+from asyncrl_api.job import AsyncRLJob, JobSpec
+from asyncrl_api.resolve import resolve
 from asyncrl_runtime.algorithms import from_spec, settings
 from asyncrl_runtime.algorithms.errors import UnresolvedSetting
 
@@ -141,6 +144,24 @@ def test_masks_rewards_and_advantage_bounds():
 def test_the_critics_loss():
     made = spec(algorithm="ppo", estimator=GAE_KNOBS, valueLoss={"scale": 0.5, "cliprange": 0.2})
     assert from_spec.value_loss_settings(made) == settings.ValueLossSettings(scale=0.5, clip_range=0.2)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gdpo", "reinforce_plus_plus", "gae"])
+def test_a_resolved_spec_has_all_that_is_needed(name):
+    algorithm = "ppo" if name == "gae" else "grpo"
+    job = AsyncRLJob(
+        api_version="asyncrl.io/v1alpha1",
+        kind="AsyncRLJob",
+        metadata={"name": "job"},
+        spec=spec(algorithm=algorithm, estimator={"name": name}),
+    )
+    expected = {
+        "grpo": GRPO,
+        "gdpo": settings.GdpoSettings(group=GRPO, reward_weights=None),
+        "reinforce_plus_plus": REINFORCE,
+        "gae": replace(GAE, normalize=True),
+    }
+    assert from_spec.stage_settings(resolve(job).spec).estimator == expected[name]
 
 
 def test_sc_2_9_an_unresolved_spec_is_refused():
