@@ -25,7 +25,6 @@ from asyncrl_runtime.pumps.after_step import StepEnd
 from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
 from asyncrl_runtime.pumps.commit import Committer
 from asyncrl_runtime.pumps.fleet import Fleet
-from asyncrl_runtime.pumps.metric_log import MetricLog
 from asyncrl_runtime.pumps.refit import Refit, RefitSettings
 from asyncrl_runtime.pumps.rollout import RetryPolicy, RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
@@ -255,7 +254,8 @@ class Run:
             progress=self.progress,
             rollout=self.rollout,
             plane=self.plane,
-            metrics=MetricLog(sinks=[self.records], wall_clock=lambda: 0.0, on_failure=lambda *_: None),
+            metrics=self.records,
+            wall_clock=lambda: 0.0,
             num_gpus=0,
             finished=lambda step, metrics: None,
         )

@@ -151,6 +151,12 @@ class PromptLedger:
         self.trained += groups
         self.mutations += 1
 
+    def adopt(self, other: PromptLedger) -> None:
+        """Become the other ledger; whoever holds this one sees it."""
+        for name in ("entries", "taken", "committed", "trained", "dropped", "discarded"):
+            setattr(self, name, getattr(other, name))
+        self.mutations += 1
+
     def counts(self, *, buffered: int, claimed: int, ended: bool = False) -> PromptCounts:
         """Prompts by class. With `ended`, what is still live counts as left over."""
         live = len(self.entries) + buffered + claimed

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.data_plane import DataPlane
+from asyncrl_runtime.ports.metrics import MetricRecord, MetricSink
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
-from asyncrl_runtime.pumps.metric_log import MetricLog
 from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutCounters, RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
@@ -30,7 +30,10 @@ class StepEnd:
     progress: TrainProgress
     rollout: RolloutPump
     plane: DataPlane
-    metrics: MetricLog
+    metrics: MetricSink
+    """Where numbers go; it keeps failures of its backends to itself (SC-8.63)."""
+
+    wall_clock: Callable[[], float]
     num_gpus: int
     finished: Callable[[OpenStep, Mapping[str, float]], None]
     """Told about every step with its metrics, for whoever shows the run."""
@@ -56,7 +59,7 @@ class StepEnd:
             metrics["checkpoint/pause_seconds"] = self.checkpointer.pause_seconds
             metrics["checkpoint/seconds"] = self.checkpointer.seconds
         self._complete(step, metrics)
-        self.metrics.log("step", steps, metrics)
+        self.metrics.log(MetricRecord("step", steps, self.wall_clock(), metrics))
         self.finished(step, metrics)
         if early:
             return "early_stop"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from asyncrl_runtime.core.records import BatchMeta
+from asyncrl_runtime.core.records import BatchMeta, GroupMeta
 from asyncrl_runtime.core.stats import percentile
 from asyncrl_runtime.ports.advantage import StageResult
 from asyncrl_runtime.ports.trainer import StepReport
@@ -23,6 +23,9 @@ class OpenStep:
 
     claim: list[BatchMeta] = field(default_factory=list)
     """Selected groups: no longer in the buffer, rows still in the data plane (SC-4.52)."""
+
+    trained: tuple[GroupMeta, ...] = ()
+    """Groups of the step once it is closed."""
 
     opened: bool = False
     """An optimizer step is open in the trainer."""

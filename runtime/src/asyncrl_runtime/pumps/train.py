@@ -326,6 +326,7 @@ class TrainPump:
         groups, samples = step.groups, step.batch.sample_ids
         async with self.barrier.mutation():
             await self.plane.clear(samples)
+            step.trained = step.batch.groups
             step.claim.clear()
             self.versions.trainer += 1
             self.versions.content = self.versions.trainer

@@ -1,0 +1,16 @@
+"""`asyncrl`, and `python -m asyncrl_runtime`."""
+
+import time
+
+STARTED = time.monotonic()
+
+
+def main() -> None:
+    """Run the command line."""
+    from asyncrl_runtime.app.cli import app
+
+    app(prog_name="asyncrl")
+
+
+if __name__ == "__main__":
+    main()

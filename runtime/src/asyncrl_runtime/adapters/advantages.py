@@ -1,0 +1,82 @@
+"""The advantage stage over the data plane's columns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
+
+from asyncrl_runtime.algorithms.columns import stage_columns
+from asyncrl_runtime.algorithms.metrics import finalize
+from asyncrl_runtime.algorithms.settings import StageSettings
+from asyncrl_runtime.algorithms.stage import StageInput, StageOutput, run_stage
+from asyncrl_runtime.core.records import BatchMeta
+from asyncrl_runtime.ports import columns as col
+from asyncrl_runtime.ports.advantage import StageResult
+from asyncrl_runtime.ports.columns import Columns, Jagged
+
+Runner = Callable[[StageInput, StageSettings], Awaitable[StageOutput]]
+
+_ALWAYS = (col.TOKEN_MASK, col.SAMPLE_MASK, col.REWARD, col.TRUNCATED, col.FLAGGED)
+
+
+async def in_thread(batch: StageInput, settings: StageSettings) -> StageOutput:
+    """Run the stage in a thread of this process."""
+    return await asyncio.to_thread(run_stage, batch, settings)
+
+
+class ColumnAdvantages:
+    """Implements `AdvantageStage`: pads the columns, runs the stage off the loop, cuts the results."""
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        *,
+        has_previous_logprobs: bool,
+        runner: Runner = in_thread,
+        close_runner: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._per_token = tuple(sorted(stage_columns(settings, has_previous_logprobs=has_previous_logprobs)))
+        self._runner = runner
+        self._close_runner = close_runner
+        self.fields = (*_ALWAYS, *self._per_token)
+
+    async def run(self, meta: BatchMeta, columns: Columns) -> StageResult:
+        """One chunk of complete groups."""
+        mask = columns[col.TOKEN_MASK]
+        token_mask = mask.padded()
+        prefix = col.REWARD_COMPONENT
+        output = await self._runner(
+            StageInput(
+                group_ids=meta.group_ids,
+                rewards=columns[col.REWARD].values,
+                token_mask=token_mask,
+                sample_mask=columns[col.SAMPLE_MASK].values,
+                truncated=columns[col.TRUNCATED].values,
+                flagged=columns[col.FLAGGED].values,
+                response_tokens=token_mask.sum(axis=1, dtype=np.int64),
+                components={
+                    n.removeprefix(prefix): c.values for n, c in columns.items() if n.startswith(prefix)
+                },
+                columns={name: columns[name].padded() for name in self._per_token},
+            ),
+            self._settings,
+        )
+        written = {
+            col.ADVANTAGES: Jagged.unpadded(output.advantages, mask.lengths),
+            col.SAMPLE_MASK: Jagged.scalars(output.sample_mask, np.float32),
+        }
+        if output.returns is not None:
+            written[col.RETURNS] = Jagged.unpadded(output.returns, mask.lengths)
+        return StageResult(written, output.row_valid_tokens, output.row_positive_tokens, output.stats)
+
+    def metrics(self, results: Sequence[StageResult]) -> Mapping[str, float]:
+        """Pooled over the step's chunks."""
+        return finalize([result.statistics for result in results])  # type: ignore[misc]
+
+    async def close(self) -> None:
+        """Stop the workers behind it."""
+        if self._close_runner is not None:
+            await self._close_runner()

@@ -1,0 +1,134 @@
+"""The command line. Each command imports what it needs when it is called: `--help` must be quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="asyncrl",
+    help="Asynchronous RL post-training of language models, from an AsyncRLJob manifest.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Manifest = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The AsyncRLJob manifest.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Override a field, e.g. spec.training.optimizer.lr=0.001."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only what must be seen.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks and details.")]
+
+
+@app.command(epilog="Example: asyncrl run crds/samples/reverse-digits.yaml --set spec.data.seed=7")
+def run(
+    job: Manifest,
+    sets: Sets = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder. Default: runs/<metadata.name>.", file_okay=False)
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew, in a new folder; deletes nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print summary.json at the end.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a job on this machine; resumes from its newest valid checkpoint."""
+    from asyncrl_runtime.app.commands import run_command
+
+    raise typer.Exit(
+        run_command(job, sets or [], output, fresh=fresh, as_json=as_json, quiet=quiet, verbose=verbose)
+    )
+
+
+@app.command(epilog="Example: asyncrl validate job.yaml --json")
+def validate(job: Manifest, sets: Sets = None, as_json: AsJson = False, verbose: Verbose = False) -> None:
+    """Check a manifest as the cluster would, and print what follows from it."""
+    from asyncrl_runtime.app.validate import validate_command
+
+    raise typer.Exit(validate_command(job, sets or [], as_json=as_json, verbose=verbose))
+
+
+@app.command(epilog="Example: asyncrl init reverse > job.yaml")
+def init(
+    task: Annotated[
+        str | None, typer.Argument(help="What to learn; without it the tasks are listed.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write. Default: the terminal.")] = None,
+) -> None:
+    """Write a commented starter manifest that runs as it is."""
+    from asyncrl_runtime.app.commands import init_command
+
+    raise typer.Exit(init_command(task, output))
+
+
+@app.command(epilog="Example: asyncrl explain spec.asyncRL.sampler")
+def explain(path: Annotated[str, typer.Argument(help="A field, e.g. spec.asyncRL.sampler.")] = "") -> None:
+    """Show the documentation of a field."""
+    from asyncrl_runtime.app.commands import explain_command
+
+    raise typer.Exit(explain_command(path))
+
+
+@app.command(epilog="Example: asyncrl report runs/reverse-digits runs/reverse-digits-2")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.")],
+    output: Annotated[
+        Path | None, typer.Option(help="HTML file. Default: report.html in the first folder.")
+    ] = None,
+    png: Annotated[bool, typer.Option("--png", help="Write PNG pictures beside it.")] = False,
+) -> None:
+    """Write one self-contained HTML file about a run."""
+    from asyncrl_runtime.app.commands import report_command
+
+    raise typer.Exit(report_command(runs, output, png=png))
+
+
+@app.command(epilog="Example: asyncrl status runs/reverse-digits")
+def status(
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="Run folder. Default: the newest under runs/.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a running or finished run."""
+    from asyncrl_runtime.app.commands import status_command
+
+    raise typer.Exit(status_command(run_dir, as_json=as_json))
+
+
+@app.command(epilog="Example: asyncrl tail runs/reverse-digits")
+def tail(
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="Run folder. Default: the newest under runs/.")
+    ] = None,
+) -> None:
+    """Follow the events of a run."""
+    from asyncrl_runtime.app.commands import tail_command
+
+    raise typer.Exit(tail_command(run_dir))
+
+
+@app.command(epilog="Example: asyncrl crd | kubectl apply -f -")
+def crd(as_json: AsJson = False) -> None:
+    """Print the CustomResourceDefinition."""
+    from asyncrl_runtime.app.commands import crd_command
+
+    raise typer.Exit(crd_command(as_json=as_json))
+
+
+@app.command(epilog="Example: asyncrl schema > asyncrljob.schema.json")
+def schema() -> None:
+    """Print a JSON schema for editors."""
+    from asyncrl_runtime.app.commands import schema_command
+
+    raise typer.Exit(schema_command())

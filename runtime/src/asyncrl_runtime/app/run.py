@@ -1,0 +1,282 @@
+"""`asyncrl run`: one job on this machine, from the lock to the summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from asyncrl_api.derived import Derived
+from asyncrl_api.job import AsyncRLJob
+from asyncrl_runtime.adapters.directory_store import DirectoryStore, FolderLock, write_atomically
+from asyncrl_runtime.adapters.environments.build import build_environment
+from asyncrl_runtime.adapters.sinks.build import open_sinks
+from asyncrl_runtime.adapters.sinks.events import EventLog, SampleLog
+from asyncrl_runtime.adapters.sources.build import training_prompts, validation_prompts
+from asyncrl_runtime.adapters.tokenizers.build import load_tokenizer
+from asyncrl_runtime.app.build import Outside, Parts, connect
+from asyncrl_runtime.app.config import config_yaml, sample_max_bytes
+from asyncrl_runtime.app.observer import RunObserver
+from asyncrl_runtime.app.resume import Found, newest_usable, resume
+from asyncrl_runtime.app.samplers import staleness_bound
+from asyncrl_runtime.app.screen import Screen
+from asyncrl_runtime.app.snapshot import run_state
+from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_summary
+from asyncrl_runtime.core.errors import RunError
+from asyncrl_runtime.core.ledger import PromptCounts
+from asyncrl_runtime.pumps.step import OpenStep
+from asyncrl_runtime.pumps.supervisor import supervise
+from asyncrl_runtime.pumps.train import RunEnd
+
+DONE, DONE_WITH_LOSSES, INVALID, FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 3, 75, 130
+STATE_SECONDS = 1.0
+
+log = structlog.get_logger("asyncrl.run")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class JobRun:
+    """One start of a job in its folder."""
+
+    job: AsyncRLJob
+    """Resolved."""
+
+    folder: Path
+    screen: Screen
+    started: float
+    """`time.monotonic()` of the command."""
+
+    manifest_folder: Path
+    tally: Tally = field(default_factory=Tally)
+    parts: Parts | None = field(default=None, init=False)
+    signals: int = field(default=0, init=False)
+    _phase: str = field(default="Pending", init=False)
+
+    async def go(self) -> int:
+        """Run to the end; the exit status (CLI-21)."""
+        lock = FolderLock(self.folder / ".lock")
+        lock.acquire()
+        try:
+            return await self._locked()
+        finally:
+            lock.release()
+
+    def elapsed(self) -> float:
+        """Seconds since the command was given."""
+        return time.monotonic() - self.started
+
+    # ── phases ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def _locked(self) -> int:
+        observer = RunObserver(
+            events=EventLog(self.folder / "events.jsonl"),
+            samples=SampleLog(self.folder / "samples.jsonl"),
+            sample_every=self.job.spec.logging.sample_every,
+            sample_max_bytes=sample_max_bytes(self.job.spec),
+            tally=self.tally,
+            elapsed=self.elapsed,
+        )
+        try:
+            return await self._observed(observer)
+        finally:
+            observer.close()
+
+    async def _observed(self, observer: RunObserver) -> int:
+        self._take_signals(observer)
+        text = config_yaml(self.job)
+        write_atomically(self.folder / "config.yaml", text)
+        store = DirectoryStore(self.folder / "checkpoints")
+        store.claim()
+        store.sweep()
+        self._enter("Initializing", "reading data")
+        found = newest_usable(store)
+        outside = await self._outside(observer, store, text, found)
+        try:
+            self.parts = connect(self.job, outside)
+            return await self._with_parts(self.parts, found)
+        finally:
+            outside.sink.close()
+
+    async def _outside(
+        self, observer: RunObserver, store: DirectoryStore, text: str, found: Found | None
+    ) -> Outside:
+        spec, facts = self.job.spec, Derived(self.job.spec)
+        source = await asyncio.to_thread(training_prompts, spec.data)
+        validation = await asyncio.to_thread(validation_prompts, spec.data)
+        tokenizer = await asyncio.to_thread(load_tokenizer, spec.model, spec.data)
+        sink = open_sinks(
+            spec.logging,
+            run_folder=self.folder,
+            job_name=self.job.metadata.name,
+            job_facts={
+                "name": self.job.metadata.name,
+                "sampler": facts.sampler,
+                "algorithm": "ppo" if facts.is_ppo else "grpo",
+                "version": _version(),
+            },
+            metrics_port=spec.observability.metrics_port or 0,
+            resumed_step=found.cut.steps if found else None,
+        )
+        return Outside(
+            source=source,
+            validation=validation,
+            tokenizer=tokenizer,
+            environment=build_environment(spec, folder=self.manifest_folder),
+            observer=observer,
+            sink=sink,
+            store=store,
+            config_yaml=text,
+            began=asyncio.get_running_loop().time(),
+            finished_step=self._finished_step(observer),
+        )
+
+    async def _with_parts(self, parts: Parts, found: Found | None) -> int:
+        state = asyncio.create_task(self._keep_state(), name="state")
+        try:
+            self._enter("Initializing", "starting trainer and shards")
+            await parts.start()
+            if found is not None:
+                self._enter("Initializing", f"restoring {found.bundle.path.name}")
+                await resume(parts, found)
+                self._carry_tally(found)
+            end = await self._trained(parts)
+        except Exception as error:
+            state.cancel()
+            self._close_books("failed", str(error), parts, error)
+            raise
+        else:
+            state.cancel()
+            status: Status = "stopped" if end == "stopped" else "complete"
+            self._close_books(status, end, parts, None)
+            return self._exit_status(parts, end)
+        finally:
+            await parts.close()
+
+    async def _trained(self, parts: Parts) -> RunEnd:
+        """Initial weight sync, then the pumps (SC-5.4)."""
+        self._enter("Running", "generating the first groups")
+        validate = parts.validator.due(parts.progress.steps, last=False)
+        await parts.refit.run(keep_closed=validate)
+        if validate:
+            self._enter("Running", "validating")
+            measured = await parts.validator.run(parts.progress.steps)
+            self.tally.validation_mean = measured.get("accuracy")
+            parts.gate.open()
+        return await supervise(parts.train.run(), {"rollout": parts.rollout.run()})
+
+    # ── telling ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _finished_step(self, observer: RunObserver) -> Callable[[OpenStep, dict[str, float]], None]:
+        def finished(step: OpenStep, metrics: dict[str, float]) -> None:
+            observer.finished_step(step, metrics)
+            assert self.parts is not None
+            self.screen.step(self.parts, metrics, self.elapsed(), staleness_bound(self.job.spec))
+
+        return finished
+
+    def _enter(self, phase: str, doing: str) -> None:
+        self._phase = phase
+        self.screen.phase(phase, doing)
+
+    async def _keep_state(self) -> None:
+        """`state.json` once a second, and a live screen."""
+        while True:
+            self._write_state()
+            self.screen.refresh(self.parts, self._phase)
+            await asyncio.sleep(STATE_SECONDS)
+
+    def _write_state(self, failure: dict[str, object] | None = None) -> None:
+        if self.parts is not None:
+            state = run_state(self.job, self.parts, self.tally, self._phase, self.elapsed(), failure)
+            write_atomically(self.folder / "state.json", state.to_json())
+
+    def _close_books(self, status: Status, reason: str, parts: Parts, error: Exception | None) -> None:
+        failure = None
+        if error is not None:
+            failure = {"type": type(error).__name__, "message": str(error), "step": parts.progress.steps}
+        self._phase = {"complete": "Succeeded", "failed": "Failed", "stopped": "Suspended"}[status]
+        self._write_state(failure)
+        write_summary(
+            self.folder,
+            status=status,
+            reason=reason,
+            steps=parts.progress.steps,
+            max_steps=parts.max_steps,
+            tally=self.tally,
+            seconds=self.elapsed(),
+            prompts=prompt_counts(parts, ended=status == "complete"),
+            trainer_idle_fraction=parts.end.idle_seconds / parts.end.step_seconds
+            if parts.end.step_seconds
+            else 0.0,
+            failure=failure,
+        )
+        self.screen.end(status, parts, self.tally, self.elapsed(), self.folder)
+
+    def _carry_tally(self, found: Found) -> None:
+        """Sums of earlier starts go on."""
+        before = read_summary(self.folder) or {}
+        if found.cut.steps and isinstance(before.get("reward_mean"), float):
+            self.tally.reward_mean = before["reward_mean"]
+
+    def _exit_status(self, parts: Parts, end: RunEnd) -> int:
+        if end == "stopped":
+            return STOPPED
+        return DONE_WITH_LOSSES if parts.ledger.dropped else DONE
+
+    # ── signals ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_signals(self, observer: RunObserver) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):
+                loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name, observer)
+
+    def _on_signal(self, name: str, observer: RunObserver) -> None:
+        """First: finish the step, save, end. Second, or the grace period over: leave at once (CLI-22)."""
+        self.signals += 1
+        grace = self.job.spec.lifecycle.termination_grace_period_seconds
+        if self.signals > 1 or self.parts is None:
+            self.screen.say(f"{name}: leaving at once")
+            os._exit(INTERRUPTED)
+        observer.event("stop_requested", signal=name, grace_seconds=grace)
+        self.screen.say(
+            f"{name}: finishing the step and saving, within {grace} s; once more to leave at once"
+        )
+        self.parts.ask_to_stop()
+        asyncio.get_running_loop().call_later(grace, self._grace_over, grace)
+
+    def _grace_over(self, grace: int) -> None:
+        self.screen.say(
+            f"the step did not end within spec.lifecycle.terminationGracePeriodSeconds {grace}: "
+            "leaving; the newest checkpoint is kept"
+        )
+        os._exit(STOPPED)
+
+
+def prompt_counts(parts: Parts, *, ended: bool = False) -> PromptCounts:
+    """The prompt ledger of now."""
+    return parts.ledger.counts(buffered=parts.buffer.ready, claimed=len(parts.train.claims), ended=ended)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("asyncrl-runtime")
+
+
+def run_job(job_run: JobRun, *, verbose: bool) -> int:
+    """Run in a fresh event loop; errors become one line and an exit status."""
+    logging.captureWarnings(True)
+    try:
+        return asyncio.run(job_run.go())
+    except RunError as error:
+        job_run.screen.fail(error, verbose=verbose)
+        return FAILED

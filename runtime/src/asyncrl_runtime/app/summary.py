@@ -1,0 +1,86 @@
+"""`summary.json`: how a run ended."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from asyncrl_runtime.adapters.directory_store import write_atomically
+from asyncrl_runtime.core.ledger import PromptCounts
+
+SUMMARY = "summary.json"
+Status = Literal["complete", "failed", "stopped"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What is summed up while a run goes on."""
+
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    lags: Counter[int] = field(default_factory=Counter)
+    """Rows trained on, by lag."""
+
+    reward_mean: float | None = None
+    validation_mean: float | None = None
+    seconds_to_first_step: float | None = None
+
+    def staleness(self) -> dict[str, int]:
+        """Nearest-rank percentiles over all rows."""
+        total = self.lags.total()
+        if not total:
+            return {"p50": 0, "p95": 0, "max": 0}
+        return {"p50": self._rank(0.50), "p95": self._rank(0.95), "max": max(self.lags)}
+
+    def _rank(self, quantile: float) -> int:
+        wanted, seen = quantile * self.lags.total(), 0
+        for lag in sorted(self.lags):
+            seen += self.lags[lag]
+            if seen >= wanted:
+                return lag
+        return max(self.lags)
+
+
+def write_summary(
+    folder: Path,
+    *,
+    status: Status,
+    reason: str,
+    steps: int,
+    max_steps: int,
+    tally: Tally,
+    seconds: float,
+    prompts: PromptCounts,
+    trainer_idle_fraction: float,
+    failure: dict[str, object] | None,
+) -> None:
+    """Write it at once, whole."""
+    counts = asdict(prompts)
+    value = {
+        "status": status,
+        "reason": reason,
+        "steps": steps,
+        "max_steps": max_steps,
+        "reward_mean": tally.reward_mean,
+        "validation_reward_mean": tally.validation_mean,
+        "seconds": round(seconds, 3),
+        "seconds_to_first_step": tally.seconds_to_first_step,
+        "prompts": counts,
+        "tokens": {"generated": tally.generated_tokens, "trained": tally.trained_tokens},
+        "staleness": tally.staleness(),
+        "trainer_idle_fraction": round(trainer_idle_fraction, 4),
+        "failure": failure,
+    }
+    write_atomically(folder / SUMMARY, json.dumps(value, indent=2) + "\n")
+
+
+def read_summary(folder: Path) -> dict[str, object] | None:
+    """What an earlier start left, if anything readable."""
+    try:
+        value = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
