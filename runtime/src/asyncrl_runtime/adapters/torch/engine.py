@@ -313,7 +313,10 @@ class Engine:
             at_best = logits.log_softmax(-1).gather(-1, best[:, None]).squeeze(-1)
             chosen = self._tensor(greedy)
             tokens, logprobs = torch.where(chosen, best, tokens), torch.where(chosen, at_best, logprobs)
-        return tokens.cpu().numpy(), logprobs.cpu().numpy()
+        drawn, at_drawn = tokens.cpu().numpy(), logprobs.cpu().numpy()
+        if not np.isfinite(at_drawn).all():
+            raise FloatingPointError(f"logits are not finite under weights of version {self.version}")
+        return drawn, at_drawn
 
     def _has_stop_string(self, slot: int) -> bool:
         slots = self._slots

@@ -52,6 +52,10 @@ class Model(nn.Module, ABC):
     def save(self, directory: Path) -> None:
         """Write config.json and model.safetensors in the Hugging Face layout."""
 
+    @abstractmethod
+    def load(self, files: list[Path]) -> None:
+        """Overwrite the parameters by those of such a folder's safetensors files."""
+
 
 def finite_memory(size: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros of like's type and device. On CPU untouched pages take no memory.

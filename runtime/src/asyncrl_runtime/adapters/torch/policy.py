@@ -1,0 +1,231 @@
+"""Training a policy: log-probs, and the split optimizer step."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asyncrl_runtime.adapters.torch.interface import Model
+from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW
+from asyncrl_runtime.adapters.torch.sampling import filtered
+from asyncrl_runtime.adapters.torch.settings import TrainerSettings
+from asyncrl_runtime.adapters.torch.weight_buffers import WeightWriter
+from asyncrl_runtime.algorithms.columns import UNFILTERED_PREVIOUS_LOGPROBS
+from asyncrl_runtime.algorithms.losses import count_totals, policy_loss, policy_metrics
+from asyncrl_runtime.algorithms.metrics import Stat, Totals, normalizer
+from asyncrl_runtime.algorithms.surrogate import PolicyBatch
+from asyncrl_runtime.core.errors import NonFiniteStep, TrainerFailure
+from asyncrl_runtime.ports import columns as col
+from asyncrl_runtime.ports.columns import Columns, Jagged
+
+_FLOPS_PER_TOKEN = 6
+"""Per parameter: two for the forward pass, four for the backward pass."""
+
+Report = tuple[dict[str, float], int, int]
+"""Fields of a `StepReport`."""
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    positive_tokens: float | None
+    totals: Totals = field(default_factory=lambda: Totals(0.0, 0.0, 0.0))
+    parts: list[Mapping[str, Stat]] = field(default_factory=list)
+    flops: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Padded columns of a chunk: [R, T], or [R] for one value a row; rows in data-plane order."""
+
+    lengths: np.ndarray
+    columns: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, columns: Columns) -> _Rows:
+        lengths = columns[col.TOKEN_IDS].lengths
+        width = int(lengths.max(initial=1))
+        scalar = (col.SAMPLE_MASK, col.REWARD)
+        return cls(
+            lengths,
+            {name: c.values if name in scalar else c.padded(width) for name, c in columns.items()},
+        )
+
+    def micro_batches(self, settings: TrainerSettings) -> Iterator[np.ndarray]:
+        """Row numbers of each micro-batch; similar lengths together if asked."""
+        count = len(self.lengths)
+        order = np.argsort(self.lengths, kind="stable") if settings.sort_by_length else np.arange(count)
+        for start in range(0, count, settings.micro_batch_rows):
+            yield order[start : start + settings.micro_batch_rows]
+
+    def tensors(self, picked: np.ndarray, multiple: int, device: torch.device) -> dict[str, Tensor]:
+        """Some rows, cut to their longest one rounded up."""
+        width = math.ceil(int(self.lengths[picked].max()) / multiple) * multiple
+        result = {}
+        for name, array in self.columns.items():
+            rows = array[picked] if array.ndim == 1 else array[picked, :width]
+            if array.ndim == 2 and rows.shape[1] < width:
+                rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
+            result[name] = torch.from_numpy(rows).to(device)
+        return result
+
+
+class PolicyTrainer:
+    """One policy, its frozen reference if there is one, and its optimizer. One thread of calls."""
+
+    def __init__(self, model: Model, settings: TrainerSettings) -> None:
+        """Takes the model over: its parameters become views of one flat tensor."""
+        self.model = model
+        self.reference: Model | None = None
+        if settings.reference:
+            self.reference = copy.deepcopy(model).requires_grad_(False)
+        self.weights = WeightWriter(model)
+        self.optimizer = FlatAdamW(model, self.weights.flat, settings.optimizer)
+        self.settings = settings
+        self._device = self.weights.flat.device
+        self._step: _OpenStep | None = None
+
+    @torch.no_grad()
+    def logprobs(self, columns: Columns, models: frozenset[str]) -> dict[str, Jagged]:
+        """Columns of log-probs under the policy as it is, and under the reference; gradients stay.
+
+        With top-k or top-p sampling the policy's are of the filtered distribution, and the unfiltered
+        ones come beside them.
+        """
+        rows = _Rows.of(columns)
+        names = {"policy": col.PREVIOUS_LOGPROBS, "reference": col.REFERENCE_LOGPROBS}
+        out = {names[model]: np.zeros_like(rows.columns[col.TOKEN_IDS], np.float32) for model in models}
+        if "policy" in models and self._filters:
+            out[UNFILTERED_PREVIOUS_LOGPROBS] = np.zeros_like(rows.columns[col.TOKEN_IDS], np.float32)
+        for picked in rows.micro_batches(self.settings):
+            batch = rows.tensors(picked, self.settings.pad_to_multiple, self._device)
+            found: dict[str, Tensor] = {}
+            if "policy" in models:
+                found[col.PREVIOUS_LOGPROBS], unfiltered = self._token_logprobs(self.model, batch)
+                if self._filters:
+                    found[UNFILTERED_PREVIOUS_LOGPROBS] = unfiltered
+            if "reference" in models:
+                if self.reference is None:
+                    raise TrainerFailure("logprobs", "the trainer was started without a reference policy")
+                _, found[col.REFERENCE_LOGPROBS] = self._token_logprobs(self.reference, batch)
+            for name, tensor in found.items():
+                width = min(tensor.shape[1], out[name].shape[1])
+                out[name][picked, :width] = tensor[:, :width].cpu().numpy()
+        return {name: Jagged.unpadded(array, rows.lengths) for name, array in out.items()}
+
+    def begin(self, positive_tokens: float | None) -> None:
+        """Open an optimizer step."""
+        if self._step is not None:
+            raise TrainerFailure("begin", "an optimizer step is open already")
+        self.optimizer.grad.zero_()
+        self._step = _OpenStep(positive_tokens)
+
+    def accumulate(self, columns: Columns) -> None:
+        """Add these rows' raw gradients."""
+        step = self._opened("accumulate")
+        rows = _Rows.of(columns)
+        step.totals = step.totals + self._counted(rows)
+        totals = None
+        if step.positive_tokens is not None:
+            totals = Totals(step.totals.valid_tokens, step.totals.valid_rows, step.positive_tokens)
+        for picked in rows.micro_batches(self.settings):
+            batch = rows.tensors(picked, self.settings.pad_to_multiple, self._device)
+            logprobs, unfiltered = self._token_logprobs(self.model, batch)
+            sums = policy_loss(
+                PolicyBatch(
+                    logprobs=logprobs,
+                    generation_logprobs=batch[col.GENERATION_LOGPROBS],
+                    advantages=batch[col.ADVANTAGES],
+                    token_mask=batch[col.TOKEN_MASK],
+                    sample_mask=batch[col.SAMPLE_MASK],
+                    previous_logprobs=batch.get(col.PREVIOUS_LOGPROBS),
+                    reference_logprobs=batch.get(col.REFERENCE_LOGPROBS),
+                    unfiltered_logprobs=unfiltered if self._filters else None,
+                    raw_rewards=batch.get(col.REWARD),
+                ),
+                self.settings.loss,
+                totals=totals,
+            )
+            if sums.loss.requires_grad:
+                sums.loss.backward()
+            step.parts.append(sums.stats())
+        step.flops += _FLOPS_PER_TOKEN * self.weights.flat.numel() * float(rows.lengths.sum())
+
+    def finish(self) -> Report:
+        """Divide once, clip, step. Raises `NonFiniteStep` with nothing applied."""
+        step = self._opened("finish")
+        try:
+            metrics = policy_metrics(step.parts)
+            if not math.isfinite(metrics["loss"]):
+                raise NonFiniteStep("finish", f"the loss is {metrics['loss']}")
+            self.optimizer.grad.div_(normalizer(step.totals, token_level=self.settings.loss.token_level))
+            norm = self.optimizer.clip()
+            if not math.isfinite(norm):
+                raise NonFiniteStep("finish", f"the gradient norm is {norm}")
+            rate = self.optimizer.step()
+        finally:
+            self.abort()
+        metrics |= {
+            "grad_norm": norm,
+            "lr": rate,
+            "wd": self.settings.optimizer.weight_decay,
+            "num_valid_samples": step.totals.valid_rows,
+            "total_flops": step.flops,
+            "num_ranks": 1.0,
+        }
+        return metrics, int(step.totals.valid_tokens), int(step.totals.valid_rows)
+
+    def abort(self) -> None:
+        """Forget the open step, if any."""
+        self._step = None
+        self.optimizer.grad.zero_()
+
+    @property
+    def _filters(self) -> bool:
+        return bool(self.settings.top_k) or self.settings.top_p < 1
+
+    def _opened(self, call: str) -> _OpenStep:
+        if self._step is None:
+            raise TrainerFailure(call, "no optimizer step is open")
+        return self._step
+
+    @staticmethod
+    def _counted(rows: _Rows) -> Totals:
+        masks = (torch.from_numpy(rows.columns[name]) for name in (col.TOKEN_MASK, col.SAMPLE_MASK))
+        return count_totals(*masks)
+
+    def _token_logprobs(self, model: Model, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probs of generated tokens, filtered and unfiltered: [R, T] float32, 0 elsewhere."""
+        token_ids = batch[col.TOKEN_IDS].long()
+        made = batch[col.TOKEN_MASK] != 0
+        made[:, 0] = False
+        before = made.roll(-1, dims=1)
+        with self._precision():
+            logits = model.logits(token_ids, before)
+        logits = logits.float()
+        if self.settings.temperature not in (0.0, 1.0):
+            logits = logits / self.settings.temperature
+        targets = token_ids[made]
+        unfiltered = _scattered(logits, targets, made)
+        if not self._filters:
+            return unfiltered, unfiltered
+        kept = filtered(logits, self.settings.top_k or 0, self.settings.top_p)
+        return _scattered(kept, targets, made), unfiltered
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if self.settings.mixed_precision and self._device.type == "cuda" and torch.cuda.is_bf16_supported():
+            return torch.autocast("cuda", torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+def _scattered(logits: Tensor, targets: Tensor, made: Tensor) -> Tensor:
+    """Log-probs of targets [K] under logits [K, V] at the K places that `made` ([R, T]) names."""
+    logprobs = -F.cross_entropy(logits, targets, reduction="none")
+    return logprobs.new_zeros(made.shape).masked_scatter(made, logprobs)

@@ -1,0 +1,421 @@
+"""Shards, trainer, weight sync and advantage workers in real processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, columns_of, meta_of
+from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
+from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
+from asyncrl_runtime.adapters.torch.entry import Bound, torch_server
+from asyncrl_runtime.adapters.torch.errors import EngineFailure, IncompleteModelFolder, PromptTooLong
+from asyncrl_runtime.adapters.torch.generator import TorchGenerator
+from asyncrl_runtime.adapters.torch.settings import OptimizerSettings, TorchModelSettings
+from asyncrl_runtime.adapters.torch.shared_memory_sync import SharedMemorySync
+from asyncrl_runtime.adapters.torch.trainer import TorchTrainer
+from asyncrl_runtime.algorithms.settings import GrpoSettings, MaskSettings, RewardSettings, StageSettings
+from asyncrl_runtime.algorithms.stage import StageInput
+from asyncrl_runtime.core.errors import (
+    DeadlinePassed,
+    NonFiniteStep,
+    RefitAborted,
+    TrainerFailure,
+    WorkerDied,
+)
+from asyncrl_runtime.ports import columns as col
+from asyncrl_runtime.ports.columns import Jagged
+from ports.generator_contract import GeneratorContract, request, running
+from ports.trainer_contract import TrainerContract
+from ports.weight_sync_contract import WeightSyncContract
+
+LONG = replace(
+    ENGINE, max_sequence_tokens=60_000, model=replace(MODEL, shape=replace(SHAPE, max_positions=60_000))
+)
+
+
+@pytest.fixture
+async def generator():
+    shard = TorchGenerator(0, replace(LONG, max_running_requests=8), probe_bound=Bound(5.0, "p"))
+    await shard.start()
+    yield shard
+    shard.kill()
+    await shard.close()
+
+
+@pytest.fixture
+async def shards():
+    shards = [TorchGenerator(n, replace(LONG, max_running_requests=8)) for n in range(2)]
+    await asyncio.gather(*(shard.start() for shard in shards))
+    yield shards
+    for shard in shards:
+        shard.kill()
+        await shard.close()
+
+
+@pytest.fixture
+async def plane():
+    return InProcessPlane(1000)
+
+
+@pytest.fixture
+async def batch(plane):
+    columns = columns_of(8)
+    meta = meta_of(columns)
+    await plane.put(meta.sample_ids, columns)
+    return meta
+
+
+@pytest.fixture
+async def trainer(plane):
+    trainer = TorchTrainer(TRAINER, plane)
+    await trainer.start()
+    yield trainer
+    await trainer.close()
+
+
+@pytest.fixture
+async def sync(trainer, shards):
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(5.0, "spec.refit"))
+    yield sync
+    await sync.shutdown()
+
+
+@pytest.fixture
+def break_sync(trainer):
+    return trainer.worker.kill
+
+
+class TestGenerator(GeneratorContract):
+    long_tokens = 50_000
+
+
+class TestTrainer(TrainerContract):
+    pass
+
+
+class TestSync(WeightSyncContract):
+    pass
+
+
+async def train_once(trainer, batch):
+    await trainer.begin()
+    await trainer.accumulate(batch)
+    return await trainer.finish()
+
+
+def leftovers():
+    return list(Path("/dev/shm").glob("asyncrl-*"))
+
+
+# ── shards ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_killed_shard_fails_its_requests_at_once(generator):
+    call = asyncio.ensure_future(generator.generate(request("a", max_new_tokens=50_000)))
+    await running(generator, 1)
+    killed = time.monotonic()
+    os.kill(generator.worker.pid, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="generation shard 0 .* SIGKILL"):
+        await call
+    assert time.monotonic() - killed < 1.0
+    assert not generator.alive
+
+    await generator.start()
+    assert (await generator.generate(request("a"))).token_ids
+
+
+async def test_a_frozen_shard_meets_its_deadline():
+    shard = TorchGenerator(
+        0, ENGINE, probe_bound=Bound(0.2, "spec.probe"), request_bound=Bound(0.3, "spec.roll")
+    )
+    await shard.start()
+    os.kill(shard.worker.pid, signal.SIGSTOP)
+    with pytest.raises(DeadlinePassed, match=r"within 0\.2 s; raise spec\.probe"):
+        await shard.probe()
+    with pytest.raises(DeadlinePassed, match=r"within 0\.3 s; raise spec\.roll"):
+        await shard.generate(request("a"))
+    shard.kill()
+    await shard.close()
+
+
+async def test_a_prompt_that_is_too_long_is_the_prompts_fault():
+    shard = TorchGenerator(0, replace(ENGINE, max_sequence_tokens=8))
+    await shard.start()
+    with pytest.raises(PromptTooLong) as failure:
+        await shard.generate(request("a", prompt=[1] * 9))
+    assert (failure.value.tokens, failure.value.limit) == (9, 8)
+    await shard.close()
+
+
+async def test_a_folder_that_lacks_a_file_fails_the_start_with_its_name(tmp_path):
+    settings = replace(ENGINE, model=TorchModelSettings(folder=str(tmp_path)))
+    with pytest.raises(IncompleteModelFolder, match=r"lacks config\.json"):
+        await TorchGenerator(0, settings).start()
+
+
+async def test_an_engine_that_fails_fails_its_requests_and_every_later_call(generator, plane, batch):
+    settings = replace(TRAINER, optimizer=OptimizerSettings(lr=1e38))
+    trainer = TorchTrainer(settings, plane)
+    await trainer.start()
+    await train_once(trainer, batch)
+    call = asyncio.ensure_future(generator.generate(request("a", max_new_tokens=50_000)))
+    await running(generator, 1)
+    await SharedMemorySync(lambda: trainer.worker, lambda: [generator]).sync_weights(1)
+
+    with pytest.raises(EngineFailure, match="logits are not finite under weights of version 1"):
+        await call
+    for later in (generator.probe(), generator.generate(request("b"))):
+        with pytest.raises(EngineFailure, match="not finite"):
+            await later
+    await trainer.close()
+
+
+# ── weights ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_engine_and_trainer_agree_on_logprobs_after_an_update_between_two_tokens(
+    sync, shards, trainer, plane, batch
+):
+    """B11: at most 1e-5 in float32, with every token judged by the weights that made it."""
+    await sync.init_communicator()
+    await sync.sync_weights(0)
+    first, second = shards
+    short = await first.generate(request("short", max_new_tokens=40, seed=3))
+    call = asyncio.ensure_future(second.generate(request("long", max_new_tokens=400, seed=4)))
+    await running(second, 1)
+    await train_once(trainer, batch)
+    report = await sync.sync_weights(1)
+    long = await call
+
+    assert report.bytes > 4 * SHAPE.vocab_size * SHAPE.hidden_size
+    assert set(report.pause_seconds) == {0, 1}
+    assert long.weight_versions == tuple(sorted(long.weight_versions))
+    assert set(long.weight_versions) == {0, 1}
+    after = await first.generate(request("after", max_new_tokens=40, seed=5))
+    assert set(after.weight_versions) == {1}
+    new = await trainer_logprobs(trainer, plane, [after])
+    np.testing.assert_allclose(new, after.logprobs, atol=1e-5)
+    fresh = TorchTrainer(TRAINER, plane)
+    await fresh.start()
+    np.testing.assert_allclose(await trainer_logprobs(fresh, plane, [short]), short.logprobs, atol=1e-5)
+    await fresh.close()
+
+
+async def trainer_logprobs(trainer, plane, results, prompt=(1, 2, 3)):
+    rows = [[*prompt, *result.token_ids] for result in results]
+    columns = {
+        col.TOKEN_IDS: Jagged.of(rows, np.int64),
+        col.TOKEN_MASK: Jagged.of(
+            [[0] * len(prompt) + [1] * (len(row) - len(prompt)) for row in rows], np.int8
+        ),
+    }
+    meta = meta_of(columns)
+    await plane.put(meta.sample_ids, columns)
+    await trainer.logprobs(meta, models=frozenset({"policy"}))
+    written = (await plane.get(meta.sample_ids, [col.PREVIOUS_LOGPROBS]))[col.PREVIOUS_LOGPROBS]
+    await plane.clear(meta.sample_ids)
+    return np.concatenate([row[len(prompt) :] for row in written.rows()])
+
+
+async def test_a_shard_that_does_not_answer_aborts_the_transfer(trainer, shards):
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(0.5, "spec.refit"))
+    await sync.init_communicator()
+    await sync.sync_weights(0)
+    os.kill(shards[1].worker.pid, signal.SIGSTOP)
+    with pytest.raises(
+        RefitAborted, match=r"generation shard 1: load_weights .* within 0\.5 s; raise spec\.refit"
+    ):
+        await sync.sync_weights(1)
+    shards[1].kill()
+    with pytest.raises(WorkerDied):
+        await shards[1].probe()
+
+    assert (await sync.sync_weights(2)).participants == (0,)
+    await shards[1].start()
+    assert (await sync.sync_weights(3)).participants == (0, 1)
+    assert (await shards[1].probe()).weight_version == 3
+
+
+async def test_all_shards_hold_the_trainers_very_bytes(sync, shards, trainer, batch):
+    await train_once(trainer, batch)
+    await sync.sync_weights(7)
+    published = await trainer.worker.call("publish_weights")
+
+    assert {await shard.worker.call("weights_digest") for shard in shards} == {published[2]}
+
+
+async def test_another_models_weights_are_refused(trainer):
+    shape = replace(SHAPE, hidden_size=16)
+    shard = TorchGenerator(0, replace(ENGINE, model=replace(MODEL, shape=shape)))
+    await shard.start()
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: [shard])
+    with pytest.raises(RefitAborted, match="layout"):
+        await sync.init_communicator()
+    assert not leftovers()
+    await shard.close()
+
+
+async def test_nothing_stays_in_shared_memory_and_old_files_are_swept(sync):
+    dead = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220
+    dead.wait()
+    Path(f"/dev/shm/asyncrl-weights-{dead.pid}-ab-0").write_bytes(b"x")
+    await sync.init_communicator()
+    await sync.sync_weights(0)
+
+    assert not leftovers()
+
+
+# ── the trainer ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_killed_trainer_fails_its_call_at_once(trainer, batch):
+    await trainer.begin()
+    trainer.worker.kill()
+    with pytest.raises(TrainerFailure, match="SIGKILL"):
+        await trainer.accumulate(batch)
+
+
+async def test_a_frozen_trainer_meets_its_deadline(plane):
+    trainer = TorchTrainer(TRAINER, plane, call_bound=Bound(0.2, "spec.step"))
+    await trainer.start()
+    os.kill(trainer.worker.pid, signal.SIGSTOP)
+    with pytest.raises(TrainerFailure, match=r"0\.2 s; raise spec\.step"):
+        await trainer.begin()
+    trainer.worker.kill()
+    await trainer.close()
+
+
+async def test_a_nan_advantage_changes_nothing(trainer, plane, batch, tmp_path):
+    await trainer.save(tmp_path / "before", optimizer=True)
+    advantages = (await plane.get(batch.sample_ids, [col.ADVANTAGES]))[col.ADVANTAGES]
+    await plane.put(
+        batch.sample_ids,
+        {col.ADVANTAGES: Jagged(np.full_like(advantages.values, np.nan), advantages.lengths)},
+    )
+    with pytest.raises(NonFiniteStep, match="was not applied and the parameters are unchanged"):
+        await train_once(trainer, batch)
+    await trainer.save(tmp_path / "after", optimizer=True)
+
+    assert same_files(tmp_path / "before", tmp_path / "after")
+    await plane.put(batch.sample_ids, {col.ADVANTAGES: advantages})
+    assert np.isfinite((await train_once(trainer, batch)).metrics["loss"])
+
+
+def same_files(first, second):
+    files = [path.relative_to(first) for path in sorted(first.rglob("*")) if path.is_file()]
+    assert len(files) >= 4
+    return all((first / name).read_bytes() == (second / name).read_bytes() for name in files)
+
+
+async def test_a_resumed_trainer_goes_on_bit_for_bit(plane, batch, tmp_path):
+    optimizer = OptimizerSettings(lr=0.01, schedule="linear", total_steps=10, warmup_steps=2)
+    settings = replace(TRAINER, optimizer=optimizer)
+    first, second = TorchTrainer(settings, plane), TorchTrainer(settings, plane)
+    await asyncio.gather(first.start(), second.start())
+    for _ in range(3):
+        await train_once(first, batch)
+    await first.save(tmp_path / "mid", optimizer=True)
+    assert await second.load(tmp_path / "mid", optimizer=True)
+    reports = [await train_once(trainer, batch) for trainer in (first, second)]
+    await first.save(tmp_path / "a", optimizer=True)
+    await second.save(tmp_path / "b", optimizer=True)
+
+    assert reports[0].metrics == reports[1].metrics
+    assert reports[0].metrics["lr"] == pytest.approx(0.01 * (1 - 1 / 8))
+    assert same_files(tmp_path / "a", tmp_path / "b")
+    await asyncio.gather(first.close(), second.close())
+
+
+# ── advantages ──────────────────────────────────────────────────────────────────────────────────────
+
+STAGE = StageSettings(
+    rewards=RewardSettings(scaling=None, shaping=None),
+    masks=MaskSettings(overlong_filtering=False, mask_env_flagged=False, seq_error_threshold=None),
+    estimator=GrpoSettings(leave_one_out=False, normalize=False, exclude_masked=False),
+    clip_low=None,
+    clip_high=None,
+    invalid_tool_call_advantage=None,
+    malformed_thinking_advantage=None,
+)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+async def test_the_stage_runs_in_workers_or_a_thread(count):
+    mask = np.array([[0, 1, 1]] * 4, np.int8)
+    batch = StageInput(
+        group_ids=["a", "a", "b", "b"],
+        rewards=np.array([1.0, 0.0, 2.0, 2.0]),
+        token_mask=mask,
+        sample_mask=np.ones(4, np.float32),
+        truncated=np.zeros(4, np.int8),
+        flagged=np.zeros(4, np.int8),
+        response_tokens=np.full(4, 2),
+    )
+    workers = AdvantageWorkers(count, call_bound=Bound(10.0, "spec.advantage"))
+    outputs = await asyncio.gather(*(workers(batch, STAGE) for _ in range(3)))
+
+    for output in outputs:
+        np.testing.assert_allclose(output.advantages[:, 1], [0.5, -0.5, 0, 0])
+        assert output.stats["reward"].value == 5.0
+    if count:
+        workers._workers[0].kill()
+        await workers._workers[0].ended.wait()
+        assert (await workers(batch, STAGE)).has_valid_tokens
+    await workers.close()
+
+
+# ── ends ────────────────────────────────────────────────────────────────────────────────────────────
+
+PARENT = """
+import asyncio
+from adapters.torch_bench import ENGINE, TRAINER
+from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
+from asyncrl_runtime.adapters.torch.generator import TorchGenerator
+from asyncrl_runtime.adapters.torch.shared_memory_sync import SharedMemorySync
+from asyncrl_runtime.adapters.torch.trainer import TorchTrainer
+from ports.generator_contract import request
+
+async def main():
+    shard, trainer = TorchGenerator(0, ENGINE), TorchTrainer(TRAINER, InProcessPlane(1000))
+    await asyncio.gather(shard.start(), trainer.start())
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: [shard])
+    await sync.init_communicator()
+    await sync.sync_weights(0)
+    print(shard.worker.pid, trainer.worker.pid, flush=True)
+    while True:
+        await shard.generate(request("a", max_new_tokens=200))
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_controller_leaves_neither_processes_nor_shared_memory():
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environ)  # noqa: ASYNC220
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    async with asyncio.timeout(10):
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):  # noqa: ASYNC110 - other processes' state
+            await asyncio.sleep(0.02)
+
+    assert not leftovers()
+
+
+async def test_the_controllers_process_needs_no_torch():
+    modules = "entry generator trainer shared_memory_sync advantage_worker settings"
+    imports = "; ".join(f"import asyncrl_runtime.adapters.torch.{name}" for name in modules.split())
+    code = f"{imports}; import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: ASYNC221
+
+    assert done.stdout == "False\n"
