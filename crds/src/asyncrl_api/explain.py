@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 from asyncrl_api.base import INT32_MAX, INT64_MAX, DefaultsTo, Format, Preserved
 from asyncrl_api.docs import field_doc, model_doc
 from asyncrl_api.paths import ROOTS, Place, all_places, block_of, find, nearest, places_in
+from asyncrl_api.rules.table import spell
 from asyncrl_api.schema import default_of, is_nullable, unwrap
 
 WIDTH = 100
@@ -113,7 +114,7 @@ def spell_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(spell_value, value))}]"
     if isinstance(value, float):
-        return f"{value:.12f}".rstrip("0").rstrip(".")
+        return spell(value)
     return "{}" if value == {} else str(value) or '""'
 
 

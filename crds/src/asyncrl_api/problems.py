@@ -15,7 +15,7 @@ from asyncrl_api.parse import Problem
 from asyncrl_api.paths import all_places, find, keys_below, nearest
 from asyncrl_api.renames import new_place, why_gone
 from asyncrl_api.rules import RULES
-from asyncrl_api.rules.table import Rule
+from asyncrl_api.rules.table import Rule, spell
 
 STAND_INS: dict[str, Any] = {
     "spec.model": {"init": {}},
@@ -122,7 +122,7 @@ def _wrong(fault: Fault) -> tuple[str, str, str]:
         return "type", f"not {wanted}", way_out
     if fault.kind in BOUNDS:
         key, words, way_out = BOUNDS[fault.kind]
-        return "bound", f"{words} {facts[key]:g}", way_out
+        return "bound", f"{words} {spell(facts[key])}", way_out
     if fault.kind == "literal_error":
         choices = ", ".join(_choices(fault))
         return "choice", f"not one of {choices}", "use one of these"
@@ -190,8 +190,8 @@ def _not_known(path: str, value: Any) -> Problem:
     known = keys_below(block) if block else _top_keys(holder)
     near = nearest(key, known)
     elsewhere = [each for each in all_places() if each.endswith(f".{key}") and each.startswith("spec.")]
-    meant = [f"{holder}.{near}".removeprefix(".")] if near else []
-    meant += [each.replace("[*]", ".<name>") for each in elsewhere if len(elsewhere) == 1]
+    meant = [each.replace("[*]", ".<name>") for each in elsewhere if len(elsewhere) == 1]
+    meant += [f"{holder}.{near}".removeprefix(".")] if near else []
     way_out = f"did you mean {' or '.join(meant)}?" if meant else _known_words(known)
     message = f"{path} is not a known key: {way_out}"
     return Problem(path, "unknown", message, value, meant[0] if meant else None)
@@ -264,8 +264,9 @@ def rests_on(rule: Rule, node: str) -> set[str]:
     """Paths that a rule reads, those ending in `?` for their presence only."""
     cel = rule.cel_rule()
     present = {f"{node}{path}?" for path in re.findall(r"has\(self((?:\.\w+)+)\)", cel)}
-    read = re.findall(r"self((?:\.\??\w+)+)", re.sub(r"has\([^)]*\)", "", cel))
-    return present | {node + path.replace("?", "").removesuffix(".orValue") for path in read}
+    read = re.findall(r"self((?:\.\??\w+)+)(\(?)", re.sub(r"has\([^)]*\)", "", cel))
+    paths = (path.rpartition(".")[0] if call else path for path, call in read)
+    return present | {node + path.replace("?", "") for path in paths}
 
 
 def _touches(rest: str, bad: str) -> bool:

@@ -174,11 +174,11 @@ def old_name(path: str) -> str:
 def new_place(path: str) -> str | None:
     """Where a setting lives now, below `spec`; the caller checks that it is there. None: unknown."""
     old = old_name(path)
-    if old in MOVED:
-        return MOVED[old]
+    if old in MOVED or old in BLOCKS:
+        return MOVED.get(old) or BLOCKS[old]
     block = max((each for each in BLOCKS if old.startswith(f"{each}.")), key=len, default=None)
     if block is None:
-        return BLOCKS.get(old)
+        return None
     return f"{BLOCKS[block]}.{'.'.join(map(_camel, old.removeprefix(f'{block}.').split('.')))}"
 
 

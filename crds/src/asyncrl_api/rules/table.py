@@ -4,6 +4,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from asyncrl_api.job import AsyncRLJob
@@ -184,7 +185,7 @@ def spell(value: object) -> str:
     """Write a value as CEL's `%s` does: 30.0 as 30, True as true."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f"{Decimal(repr(value)):f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def nodes(job: AsyncRLJob, where: str) -> Iterator[tuple[str, Any]]:
