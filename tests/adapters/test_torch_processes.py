@@ -162,7 +162,7 @@ async def test_a_folder_that_lacks_a_file_fails_the_start_with_its_name(tmp_path
 
 
 async def test_an_engine_that_fails_fails_its_requests_and_every_later_call(generator, plane, batch):
-    settings = replace(TRAINER, optimizer=OptimizerSettings(lr=1e38))
+    settings = replace(TRAINER, optimizer=OptimizerSettings(lr=1e30))
     trainer = TorchTrainer(settings, plane)
     await trainer.start()
     await train_once(trainer, batch)
