@@ -6,10 +6,12 @@ import yaml
 from asyncrl_api.job import AsyncRLJob
 from asyncrl_api.resolve import resolve
 from asyncrl_runtime.adapters.environments.arithmetic import share_of_right_positions
+from asyncrl_runtime.adapters.environments.build import build_environment
 from asyncrl_runtime.adapters.sources.build import training_prompts, validation_prompts
 from asyncrl_runtime.adapters.tokenizers.build import load_tokenizer
 from asyncrl_runtime.app.starters import STARTERS, FileExists, UnknownTask, find, text, write
 from asyncrl_runtime.core.records import PromptRef
+from asyncrl_runtime.ports.environment import Episode, Turn
 
 SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 
@@ -93,3 +95,27 @@ def test_the_rewards_of_the_starters_are_at_most_one():
     assert sum(module.score("1234", "1234", 0.25).values()) == 1
     assert sum(module.score("9", "1234", 0.25).values()) == 0
     assert share_of_right_positions("1234", "1234") == 1
+
+
+@pytest.mark.parametrize(("task", "said", "reward"), [("function", ["{a}"], 1), ("tools", ["{p}", "{a}"], 1)])
+async def test_the_code_beside_a_starter_judges_its_prompts(task, said, reward, tmp_path):
+    starter = find(task)
+    write(starter, tmp_path)
+    spec = job_of(starter).spec
+    (prompt,) = await training_prompts(spec.data).fetch([PromptRef(0, 0)])
+    environment = build_environment(spec.environment, timeout_seconds=10, folders=[tmp_path])
+    turns, total = (), 0.0
+    try:
+        for text_ in said:
+            completion = text_.format(a=prompt.answer, p=prompt.text.removesuffix("="))
+            turns = (*turns, Turn("assistant", completion))
+            step = await environment.step(Episode("e", prompt, turns))
+            turns = (*turns, Turn("user", step.observation or ""))
+            total += step.reward
+    finally:
+        await environment.close()
+
+    assert total == pytest.approx(reward)
+    assert step.terminated
+    if task == "tools":
+        assert turns[1].text == f"={prompt.answer}="
