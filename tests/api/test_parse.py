@@ -6,6 +6,7 @@ import yaml
 
 from asyncrl_api.base import keys_of
 from asyncrl_api.job import AsyncRLJob
+from asyncrl_api.nulls import manifest_of
 from asyncrl_api.parse import UNSET, ManifestInvalid, parse
 from asyncrl_api.paths import find
 from asyncrl_api.problems import rests_on
@@ -27,7 +28,14 @@ def only_problem(raw):
 def test_the_examples_are_valid(example):
     job = parse(example, cluster=True)
     assert job.metadata.name == example["metadata"]["name"]
-    assert parse(yaml.safe_load(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))) == job
+    assert parse(yaml.safe_load(yaml.safe_dump(manifest_of(job)))) == job
+
+
+def test_a_null_that_is_a_value_survives_writing_and_reading(manifest):
+    job = parse(manifest(algorithm__grpo={"maxNumEpochs": None}))
+    written = manifest_of(job)
+    assert "maxInflightGenerations" not in written["spec"]["asyncRL"]
+    assert parse(written).spec.algorithm.grpo.max_num_epochs is None
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,14 @@ FORMAT_BOUNDS = {INT32_MAX, INT64_MAX, -INT32_MAX - 1, -INT64_MAX - 1}
 
 
 @dataclass(eq=False)
-class UnknownField(Exception):
+class UnknownField(ValueError):
     """No field has the path that was asked for."""
 
     path: str
     nearest: str | None
+
+    def __post_init__(self) -> None:
+        super().__init__(str(self))
 
     def __str__(self) -> str:
         hint = f": the nearest is {self.nearest}" if self.nearest else ""

@@ -6,7 +6,13 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from asyncrl_api.base import keys_of
+from asyncrl_api.job import AsyncRLJob
 from asyncrl_api.schema import hints_of, is_nullable, unwrap
+
+
+def manifest_of(job: AsyncRLJob) -> dict[str, Any]:
+    """A job as a manifest: what is unset is left out, and null stays where it is a value."""
+    return prune(job.model_dump(mode="json"), AsyncRLJob)
 
 
 def prune(raw: Any, model: type[BaseModel]) -> Any:

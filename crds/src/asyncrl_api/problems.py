@@ -184,17 +184,23 @@ def _moved(path: str, value: Any) -> list[Problem]:
 
 
 def _not_known(path: str, value: Any) -> Problem:
+    key, known, near = _siblings(path)
+    elsewhere = [each for each in all_places() if each.endswith(f".{key}") and each.startswith("spec.")]
+    meant = [each.replace("[*]", ".<name>") for each in elsewhere if len(elsewhere) == 1]
+    meant += [near] if near else []
+    way_out = f"did you mean {' or '.join(meant)}?" if meant else _known_words(known)
+    message = f"{path} is not a known key: {way_out}"
+    return Problem(path, "unknown", message, value, meant[0] if meant else None)
+
+
+def _siblings(path: str) -> tuple[str, list[str], str | None]:
+    """The last key of a path, the keys known beside it, and the path of the one most like it."""
     holder, _, key = path.rpartition(".")
     place = find(holder) if holder != "spec" else None
     block = place.block if place else None
     known = keys_below(block) if block else _top_keys(holder)
     near = nearest(key, known)
-    elsewhere = [each for each in all_places() if each.endswith(f".{key}") and each.startswith("spec.")]
-    meant = [each.replace("[*]", ".<name>") for each in elsewhere if len(elsewhere) == 1]
-    meant += [f"{holder}.{near}".removeprefix(".")] if near else []
-    way_out = f"did you mean {' or '.join(meant)}?" if meant else _known_words(known)
-    message = f"{path} is not a known key: {way_out}"
-    return Problem(path, "unknown", message, value, meant[0] if meant else None)
+    return key, known, f"{holder}.{near}".removeprefix(".") if near else None
 
 
 def _known_words(known: list[str]) -> str:
@@ -216,6 +222,8 @@ def _repair(raw: Mapping[str, Any], error: ValidationError) -> tuple[AsyncRLJob 
     for _ in range(MAX_REPAIRS):
         for fault in map(Fault.of, error.errors(include_url=False)):
             bad.add(_take_out(repaired, fault))
+            if fault.kind == "extra_forbidden":
+                bad.add(_siblings(fault.path)[2] or fault.path)
         try:
             return AsyncRLJob.model_validate(repaired, by_alias=True, by_name=False), bad
         except ValidationError as again:
