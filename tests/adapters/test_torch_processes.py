@@ -11,10 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from adapters import torch_services
 from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, columns_of, meta_of
+from ports.generator_contract import GeneratorContract, request, running
+from ports.trainer_contract import TrainerContract
+from ports.weight_sync_contract import WeightSyncContract
+
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
+from asyncrl_runtime.adapters.torch import generator as generator_module
 from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
-from asyncrl_runtime.adapters.torch.entry import Bound, torch_server
+from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.torch.errors import EngineFailure, IncompleteModelFolder, PromptTooLong
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
 from asyncrl_runtime.adapters.torch.settings import OptimizerSettings, TorchModelSettings
@@ -31,9 +37,6 @@ from asyncrl_runtime.core.errors import (
 )
 from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.columns import Jagged
-from ports.generator_contract import GeneratorContract, request, running
-from ports.trainer_contract import TrainerContract
-from ports.weight_sync_contract import WeightSyncContract
 
 LONG = replace(
     ENGINE, max_sequence_tokens=60_000, model=replace(MODEL, shape=replace(SHAPE, max_positions=60_000))
@@ -123,7 +126,7 @@ async def test_a_killed_shard_fails_its_requests_at_once(generator):
     killed = time.monotonic()
     os.kill(generator.worker.pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match="generation shard 0 .* SIGKILL"):
+    with pytest.raises(WorkerDied, match=r"generation shard 0 .* SIGKILL"):
         await call
     assert time.monotonic() - killed < 1.0
     assert not generator.alive
@@ -161,21 +164,20 @@ async def test_a_folder_that_lacks_a_file_fails_the_start_with_its_name(tmp_path
         await TorchGenerator(0, settings).start()
 
 
-async def test_an_engine_that_fails_fails_its_requests_and_every_later_call(generator, plane, batch):
-    settings = replace(TRAINER, optimizer=OptimizerSettings(lr=1e30))
-    trainer = TorchTrainer(settings, plane)
-    await trainer.start()
-    await train_once(trainer, batch)
-    call = asyncio.ensure_future(generator.generate(request("a", max_new_tokens=50_000)))
-    await running(generator, 1)
-    await SharedMemorySync(lambda: trainer.worker, lambda: [generator]).sync_weights(1)
+async def test_an_engine_that_fails_fails_its_requests_and_every_later_call(monkeypatch):
+    monkeypatch.setattr(generator_module, "shard_service", torch_services.poisonable_shard)
+    shard = TorchGenerator(0, LONG)
+    await shard.start()
+    call = asyncio.ensure_future(shard.generate(request("a", max_new_tokens=50_000)))
+    await running(shard, 1)
+    await shard.worker.call("poison")
 
-    with pytest.raises(EngineFailure, match="logits are not finite under weights of version 1"):
+    with pytest.raises(EngineFailure, match="logits are not finite under weights of version -1"):
         await call
-    for later in (generator.probe(), generator.generate(request("b"))):
+    for later in (shard.probe(), shard.generate(request("b"))):
         with pytest.raises(EngineFailure, match="not finite"):
             await later
-    await trainer.close()
+    await shard.close()
 
 
 # ── weights ─────────────────────────────────────────────────────────────────────────────────────────
@@ -376,6 +378,7 @@ async def test_the_stage_runs_in_workers_or_a_thread(count):
 
 PARENT = """
 import asyncio
+from adapters import torch_services
 from adapters.torch_bench import ENGINE, TRAINER
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator

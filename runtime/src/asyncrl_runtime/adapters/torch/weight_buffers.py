@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import warnings
 
 import numpy as np
 import torch
@@ -104,7 +105,9 @@ class WeightReader:
             size = os.stat(path).st_size
             dtype = {2: torch.bfloat16, 4: torch.float32}[size // count]
             mapped = _map(path, size, writable=False)
-            self._buffers.append(torch.frombuffer(mapped, dtype=dtype))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # read-only on purpose
+                self._buffers.append(torch.frombuffer(mapped, dtype=dtype))
 
     @torch.no_grad()
     def load(self, buffer: int, checksum: str) -> None:
