@@ -103,7 +103,7 @@ async def test_the_code_beside_a_starter_judges_its_prompts(task, said, reward, 
     write(starter, tmp_path)
     spec = job_of(starter).spec
     (prompt,) = await training_prompts(spec.data).fetch([PromptRef(0, 0)])
-    environment = build_environment(spec.environment, timeout_seconds=10, folders=[tmp_path])
+    environment = build_environment(spec, folder=tmp_path)
     turns, total = (), 0.0
     try:
         for text_ in said:

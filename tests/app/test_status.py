@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -26,7 +27,7 @@ STATE = RunState(
     reward_mean=0.9125,
     eta_seconds=90,
     sampler="in_order",
-    sampler_knobs={"maxLookaheadVersions": 1},
+    knobs={"maxLookaheadVersions": 1},
     staleness_p50=0,
     staleness_p95=1,
     staleness_max=1,
@@ -35,15 +36,15 @@ STATE = RunState(
     ready=3,
     inflight=16,
     capacity=64,
-    shards=(
+    shards=[
         ShardView(index=0, state="HEALTHY", weight_version=120, pid=17),
         ShardView(index=1, state="DEAD"),
-    ),
+    ],
     tokens_per_second=52_000.0,
     trainer_idle_fraction=0.12,
     last_checkpoint_step=110,
-    prompts={"admitted": 1943, "committed": 1927, "trained": 1920, "dropped": 1, "discarded": 3, "live": 19},
-    prompts_discarded_by_cause={"evicted": 2, "left_over": 1, "aborted": 0},
+    prompts={"admitted": 1943, "committed": 1927, "trained": 1920, "dropped": 1, "discarded": 3, "live": 19}
+    | {"discarded_by_cause": {"evicted": 2, "left_over": 1, "aborted": 0}},
     pid=os.getpid(),
     updated_at=1000.0,
 )
@@ -72,14 +73,14 @@ def test_a_state_is_read_as_it_was_written(tmp_path):
 
 
 def test_keys_of_later_versions_are_left_out():
-    assert RunState.from_json({**STATE.to_json(), "new": 1}) == STATE
+    assert RunState.from_json(json.dumps({**json.loads(STATE.to_json()), "new": 1})) == STATE
     with pytest.raises(ValueError, match="no state of a run"):
-        RunState.from_json({"step": 1})
+        RunState.from_json('{"step": 1}')
 
 
 def test_a_running_run_is_told_in_words(tmp_path):
     write_state(tmp_path, STATE)
-    text = status_text(read_status(tmp_path), now=1002.0)
+    text = status_text(tmp_path, now=1002.0)
 
     for part in [
         "Name:                   digits",
@@ -103,18 +104,18 @@ def test_a_running_run_is_told_in_words(tmp_path):
 
 
 def test_a_ledger_that_does_not_balance_is_said(tmp_path):
-    write_state(tmp_path, RunState.from_json({**STATE.to_json(), "prompts": {"admitted": 2, "trained": 1}}))
-    assert "does not balance" in status_text(read_status(tmp_path))
+    write_state(tmp_path, replace(STATE, prompts={"admitted": 2, "trained": 1}))
+    assert "does not balance" in status_text(tmp_path)
 
 
 def test_a_run_whose_process_died_is_lost(tmp_path):
     pid = dead_pid()
-    write_state(tmp_path, RunState.from_json({**STATE.to_json(), "pid": pid}))
+    write_state(tmp_path, replace(STATE, pid=pid))
     status = read_status(tmp_path)
 
     assert status.phase == "Lost"
     assert f"process {pid} ended 5 min ago without a summary; run the job again" in status_text(
-        status, now=1300.0
+        tmp_path, now=1300.0
     )
 
 
@@ -122,10 +123,10 @@ def test_a_run_whose_process_died_is_lost(tmp_path):
     ("status", "phase"), [("complete", "Succeeded"), ("failed", "Failed"), ("stopped", "Suspended")]
 )
 def test_the_summary_tells_how_a_run_ended(tmp_path, status, phase):
-    write_state(tmp_path, RunState.from_json({**STATE.to_json(), "pid": dead_pid()}))
-    failure = "step 3 kept 1 prompt groups" if status == "failed" else None
+    write_state(tmp_path, replace(STATE, pid=dead_pid()))
+    failure = {"message": "step 3 kept 1 prompt groups"} if status == "failed" else None
     (tmp_path / "summary.json").write_text(json.dumps({**SUMMARY, "status": status, "failure": failure}))
-    text = status_text(read_status(tmp_path))
+    text = status_text(tmp_path)
 
     assert f"Phase:                  {phase}\n" in text
     assert "300 of 300" in text
@@ -137,7 +138,7 @@ def test_the_summary_tells_how_a_run_ended(tmp_path, status, phase):
 
 def test_a_summary_alone_is_enough(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
-    assert "Step:                 300" in status_text(read_status(tmp_path))
+    assert "Step:                 300" in status_text(tmp_path)
 
 
 def test_the_summary_of_an_earlier_start_does_not_hide_a_run(tmp_path):
@@ -164,7 +165,7 @@ def test_the_run_written_last_is_shown_by_default(tmp_path):
 
 def test_the_json_form_holds_the_same(tmp_path):
     write_state(tmp_path, STATE)
-    found = json.loads(json.dumps(status_json(read_status(tmp_path))))
+    found = json.loads(status_json(tmp_path))
 
     assert (found["phase"], found["state"]["step"], found["summary"]) == ("Running", 120, None)
 

@@ -5,7 +5,7 @@ import pytest
 from ports.environment_contract import EnvironmentContract, episode
 
 from asyncrl_api.spec.environment import EnvironmentSpec
-from asyncrl_runtime.adapters.environments.build import build_environment
+from asyncrl_runtime.adapters.environments.build import open_environment
 from asyncrl_runtime.adapters.environments.pooled import EnvironmentUnusable
 from asyncrl_runtime.core.errors import EnvironmentFailure
 
@@ -16,7 +16,7 @@ def function(target, *, workers=1, seconds=5.0, **arguments):
     spec = {"target": f"user_functions:{target}", "numWorkers": workers}
     if arguments:
         spec["arguments"] = arguments
-    return build_environment(
+    return open_environment(
         EnvironmentSpec.model_validate({"function": spec}), timeout_seconds=seconds, folders=[HERE]
     )
 
@@ -196,7 +196,7 @@ async def test_a_target_that_cannot_be_used_says_why_at_start(made, target, argu
 
 async def test_a_module_that_is_not_there_is_named():
     spec = EnvironmentSpec.model_validate({"function": {"target": "no_such_module:score"}})
-    environment = build_environment(spec, timeout_seconds=None, folders=[HERE])
+    environment = open_environment(spec, timeout_seconds=None, folders=[HERE])
     with pytest.raises(EnvironmentUnusable, match="no_such_module cannot be imported: ModuleNotFoundError"):
         await environment.step(episode("p", None, "c"))
     await environment.close()

@@ -4,7 +4,7 @@ import pytest
 from ports.environment_contract import EnvironmentContract, episode
 
 from asyncrl_api.spec.environment import EnvironmentSpec
-from asyncrl_runtime.adapters.environments.build import build_environment
+from asyncrl_runtime.adapters.environments.build import open_environment
 from asyncrl_runtime.adapters.environments.math_worker import final_answer, same
 from asyncrl_runtime.adapters.environments.pooled import EnvironmentUnusable
 from asyncrl_runtime.adapters.environments.tools import InvalidCall, Markers, ToolCall, ToolLoop, parse_call
@@ -15,7 +15,7 @@ from asyncrl_runtime.ports.environment import Episode, Turn
 
 
 def environment(**spec):
-    return build_environment(EnvironmentSpec.model_validate(spec), timeout_seconds=30)
+    return open_environment(EnvironmentSpec.model_validate(spec), timeout_seconds=30)
 
 
 class TestMath(EnvironmentContract):

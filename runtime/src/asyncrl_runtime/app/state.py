@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from asyncrl_runtime.adapters.sinks.lines import write_whole
 
@@ -23,6 +24,8 @@ class ShardView:
 
     weight_version: int = -1
     pid: int | None = None
+    outstanding: int = 0
+    """Requests that it works on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class RunState:
     eta_seconds: float | None = None
     step_seconds: float | None = None
     sampler: str = ""
-    sampler_knobs: Mapping[str, object] = field(default_factory=dict)
+    knobs: Mapping[str, object] = field(default_factory=dict)
     staleness_p50: int | None = None
     staleness_p95: int | None = None
     staleness_max: int | None = None
@@ -52,49 +55,55 @@ class RunState:
     ready: int = 0
     inflight: int = 0
     capacity: int = 0
-    shards: tuple[ShardView, ...] = ()
+    shards: Sequence[ShardView] = ()
     tokens_per_second: float | None = None
     """Generated, over all shards."""
 
     trained_tokens_per_second: float | None = None
     trainer_idle_fraction: float | None = None
     last_checkpoint_step: int | None = None
-    prompts: Mapping[str, int] = field(default_factory=dict)
-    """Prompts {admitted, committed, trained, dropped, discarded, live}."""
+    prompts: Mapping[str, Any] = field(default_factory=dict)
+    """{admitted, committed, trained, dropped, discarded, live, discarded_by_cause}, as in `summary.json`."""
 
-    prompts_discarded_by_cause: Mapping[str, int] = field(default_factory=dict)
-    failure: str | None = None
+    failure: Mapping[str, object] | None = None
+    """{type, message, step}."""
+
     pid: int = 0
+    seconds: float | None = None
+    """Since the command was given."""
+
     updated_at: float = 0.0
     """Seconds since the epoch."""
 
-    def to_json(self) -> dict[str, object]:
-        """As JSON values."""
-        return {"schema": SCHEMA, **asdict(self)}
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, default=str) + "\n"
 
     @classmethod
-    def from_json(cls, value: Mapping[str, object]) -> RunState:
+    def from_json(cls, text: str) -> RunState:
         """From what `to_json` gave; keys of later versions are left out. Raises `ValueError`."""
+        value = json.loads(text)
         names = {f.name for f in fields(cls)}
-        known = {key: inner for key, inner in value.items() if key in names}
-        shards = known.get("shards", ())
-        if not isinstance(shards, list | tuple):
-            raise ValueError("shards is no list")
         try:
-            known["shards"] = tuple(ShardView(**shard) for shard in shards)
-            return cls(**known)  # type: ignore[arg-type]
-        except TypeError as error:
+            known = {key: inner for key, inner in value.items() if key in names}
+            shard_names = {f.name for f in fields(ShardView)}
+            known["shards"] = [
+                ShardView(**{key: inner for key, inner in shard.items() if key in shard_names})
+                for shard in known.get("shards", ())
+            ]
+            return cls(**known)
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"no state of a run: {error}") from error
 
 
 def write_state(folder: Path, state: RunState) -> None:
     """Replace the file in one move."""
-    write_whole(folder / FILE, json.dumps(state.to_json(), default=str).encode() + b"\n")
+    write_whole(folder / FILE, state.to_json().encode())
 
 
 def read_state(folder: Path) -> RunState | None:
     """The last state, if there is one. Raises `ValueError` on a broken file."""
     try:
-        return RunState.from_json(json.loads((folder / FILE).read_text()))
+        return RunState.from_json((folder / FILE).read_text())
     except FileNotFoundError:
         return None

@@ -78,8 +78,9 @@ def read_status(folder: Path) -> RunStatus:
     return RunStatus(folder, state, summary, alive)
 
 
-def status_text(status: RunStatus, *, now: float | None = None) -> str:
-    """What a person reads."""
+def status_text(folder: Path, *, now: float | None = None) -> str:
+    """What a person reads. Raises like `read_status`."""
+    status = read_status(folder)
     state, summary = status.state, status.summary or {}
     now = time.time() if now is None else now
     rows: list[tuple[int, str, str]] = [
@@ -94,21 +95,29 @@ def status_text(status: RunStatus, *, now: float | None = None) -> str:
     rows += _checkpoint_and_prompts(state, summary)
     failure = summary.get("failure") or (state.failure if state else None)
     if failure:
-        rows.append((0, "Failure", str(failure)))
-    return "\n".join(
-        f"{'  ' * depth}{label + ':':<{24 - 2 * depth}}{value}".rstrip() for depth, label, value in rows
-    )
+        text = failure.get("message") if isinstance(failure, Mapping) else failure
+        rows.append((0, "Failure", str(text)))
+    lines = (f"{'  ' * depth}{label + ':':<{24 - 2 * depth}}{value}".rstrip() for depth, label, value in rows)
+    return "\n".join(lines) + "\n"
 
 
-def status_json(status: RunStatus) -> dict[str, object]:
-    """The same for scripts."""
-    return {
+def status_json(folder: Path) -> str:
+    """The same for scripts, as one JSON object. Raises like `read_status`."""
+    status = read_status(folder)
+    found = {
         "folder": str(status.folder),
         "phase": status.phase,
         "alive": status.alive,
-        "state": status.state.to_json() if status.state else None,
+        "state": json.loads(status.state.to_json()) if status.state else None,
         "summary": status.summary,
     }
+    return json.dumps(found, indent=2) + "\n"
+
+
+def follow(folder: Path, *, count: int = 10) -> Iterator[str]:
+    """The last events as lines, then new ones until the run ends."""
+    yield from map(words.event_line, last_events(folder, count))
+    yield from map(words.event_line, follow_events(folder, ended=lambda: not read_status(folder).alive))
 
 
 def last_events(folder: Path, count: int) -> list[dict[str, object]]:
@@ -202,7 +211,7 @@ def _sampler(state: RunState) -> list[tuple[int, str, str]]:
     )
     mark = words.near_bound(top, bound)
     stale = words.staleness(p50, p95, top, bound) + (f" ({mark})" if mark else "")
-    knobs = ", ".join(f"{key}={value}" for key, value in state.sampler_knobs.items())
+    knobs = ", ".join(f"{key}={value}" for key, value in state.knobs.items())
     held = (
         f"{state.buffered} held: {state.ready} ready, {state.inflight} in flight, capacity {state.capacity}"
     )
@@ -236,7 +245,7 @@ def _checkpoint_and_prompts(state: RunState | None, summary: Mapping[str, Any]) 
     prompts = dict(summary.get("prompts") or (state.prompts if state else {}))
     if not prompts:
         return rows
-    causes = prompts.pop("discarded_by_cause", None) or (state.prompts_discarded_by_cause if state else {})
+    causes = prompts.pop("discarded_by_cause", {})
     rows.append((0, "Prompts", _ledger_text(prompts)))
     rows += [(1, f"Discarded, {cause.replace('_', ' ')}", str(n)) for cause, n in causes.items() if n]
     return rows

@@ -105,7 +105,8 @@ _SHORT = frozenset({"mb", "ms", "s", "toks", "seqs", "ops"})
 
 
 def _prometheus_name(name: str, unit: str, kind: MetricKind) -> str:
-    name = name.replace("_total/<reason>", "_by_reason")
+    name = name.replace("_total/<reason>", "_by_reason").replace("/<op>", "_by_op")
+    name = re.sub(r"^val/", "validation/", name)
     words = [part for part in re.sub(r"/?<\w+>", "", name).split("/") if part]
     if words[-1].endswith("_total"):
         words[-1] = words[-1].removesuffix("_total")

@@ -126,6 +126,7 @@ BATCH = _rows(
     ("consumed_groups", "gauge", "groups", "Groups trained on so far."),
     ("total_valid_tokens", "gauge", "tokens", "Tokens that counted in the loss so far."),
     ("lookahead_versions", "gauge", "versions", "Batches that generation may be ahead of training."),
+    ("trainer_idle_fraction", "gauge", "", "Share of the step that the trainer waited for data."),
     ("is_policy_training_step", "gauge", "", "1 if the policy was updated, 0 in critic warm-up."),
 )
 
@@ -146,7 +147,7 @@ CRITIC = _rows(
 
 VALIDATION = _rows(
     "step",
-    "validation/",
+    "val/",
     ("accuracy", "gauge", "", "Mean reward of the validation completions."),
     ("pass_k", "gauge", "", "Share of validation prompts with at least one reward above 0."),
     ("response_length", "gauge", "tokens", "Mean generated tokens of the validation completions."),
@@ -270,10 +271,12 @@ DATA_PLANE = _rows(
     "step",
     "data_plane/driver/",
     ("comm_volume_mb", "gauge", "megabytes", "Data that the controller moved in this step."),
-    ("ops/<op>", "count", "operations", "Calls of the data plane."),
+    ("ops", "count", "operations", "Calls of the data plane in this step."),
+    ("ops/<op>", "count", "operations", "The same by call."),
     ("keys/<op>", "count", "keys", "Keys that calls of the data plane named."),
     ("bytes/<op>", "count", "bytes", "Bytes that calls of the data plane moved."),
-    ("wall_ms/<op>", "gauge", "milliseconds", "Wall time in the data plane in this step."),
+    ("wall_ms", "gauge", "milliseconds", "Wall time in the data plane in this step."),
+    ("wall_ms/<op>", "gauge", "milliseconds", "The same by call."),
     ("bytes_outstanding", "gauge", "bytes", "Bytes put and not cleared."),
     ("peak_bytes_outstanding", "gauge", "bytes", "Most bytes put and not cleared."),
     ("keys_outstanding", "gauge", "keys", "Rows put and not cleared."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncrl_api.job import JobSpec
 from asyncrl_api.spec.environment import EnvironmentSpec, TaskEnvironment
 from asyncrl_runtime.adapters.environments.arithmetic import ArithmeticEnvironment
 from asyncrl_runtime.adapters.environments.by_task import EnvironmentsByTask
@@ -14,10 +15,20 @@ from asyncrl_runtime.ports.environment import Environment
 REASONING_GYM_WORKERS = 2
 
 
-def build_environment(
+def build_environment(spec: JobSpec, *, folder: Path | None = None) -> Environment:
+    """The environment of a job. `folder` is the manifest's; modules are looked for there, then where it runs.
+
+    Raises `EnvironmentUnusable` for a kind that this runtime does not drive.
+    """
+    folders = [Path.cwd()] if folder is None else [folder, Path.cwd()]
+    timeout_seconds = spec.async_rl.rollout_failure.native.env_timeout_seconds
+    return open_environment(spec.environment, timeout_seconds=timeout_seconds, folders=folders)
+
+
+def open_environment(
     spec: EnvironmentSpec, *, timeout_seconds: float | None, folders: Sequence[Path] = ()
 ) -> Environment:
-    """The environment that a manifest asks for; nothing is started before its `start` or first step.
+    """The environment that a block asks for; nothing is started before its `start` or first step.
 
     `folders`, the manifest's first, are where modules of `function.target` are looked for besides the
     installed ones. Raises `EnvironmentUnusable` for a kind that this runtime does not drive.

@@ -84,3 +84,8 @@ def write(starter: Starter, folder: Path) -> list[Path]:
     for path in paths:
         path.write_text(text(path.name), encoding="utf-8")
     return paths
+
+
+def starters() -> dict[str, str]:
+    """What each task shows, by name."""
+    return {starter.task: starter.shows for starter in STARTERS}
