@@ -60,9 +60,9 @@ def test_no_split_of_a_step_shows_in_gradient_or_metrics(loss, split):
     positive = float((made * (rewards > 0) * columns[col.SAMPLE_MASK].values).sum())
     whole = trainer(loss=kinds[loss], micro_batch_rows=100)
     expected, (metrics, tokens, rows) = gradient(whole, [columns], positive)
-    split = trainer(loss=kinds[loss], **changes)
+    parts = trainer(loss=kinds[loss], **changes)
     raw, (split_metrics, *counts) = gradient(
-        split, [rows_of(columns, list(part)) for part in chunks], positive
+        parts, [rows_of(columns, list(part)) for part in chunks], positive
     )
 
     assert rows == 11

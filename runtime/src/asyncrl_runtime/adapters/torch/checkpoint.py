@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncrl_runtime.adapters.torch.errors import IncompleteModelFolder
+from asyncrl_runtime.adapters.torch.folder import weight_files
 from asyncrl_runtime.adapters.torch.interface import Model
-from asyncrl_runtime.adapters.torch.loading import weight_files
 from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW
 
 _SCHEMA = 1
@@ -39,7 +39,8 @@ def save_optimizer(optimizer: FlatAdamW, layout: str, directory: Path) -> None:
 
 def load_weights(model: Model, directory: Path) -> None:
     """Read what `save_weights` wrote."""
-    model.load(weight_files(directory))
+    weight_files(directory)
+    model.load_weights(directory)
 
 
 def load_optimizer(optimizer: FlatAdamW, layout: str, directory: Path) -> bool:

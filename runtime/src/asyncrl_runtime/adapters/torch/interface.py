@@ -53,8 +53,8 @@ class Model(nn.Module, ABC):
         """Write config.json and model.safetensors in the Hugging Face layout."""
 
     @abstractmethod
-    def load(self, files: list[Path]) -> None:
-        """Overwrite the parameters by those of such a folder's safetensors files."""
+    def load_weights(self, folder: Path) -> None:
+        """Overwrite the parameters by those of such a folder."""
 
 
 def finite_memory(size: tuple[int, ...], like: Tensor) -> Tensor:

@@ -8,13 +8,11 @@ from pathlib import Path
 import torch
 
 from asyncrl_runtime.adapters.torch.errors import IncompleteModelFolder
+from asyncrl_runtime.adapters.torch.folder import weight_files
 from asyncrl_runtime.adapters.torch.interface import Model
 from asyncrl_runtime.adapters.torch.model import Decoder
 from asyncrl_runtime.adapters.torch.settings import Device, TorchModelSettings
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
-
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 def resolve_device(device: Device) -> torch.device:
@@ -40,28 +38,17 @@ def build_model(settings: TorchModelSettings) -> Model:
     return model.to(device=resolve_device(settings.device), dtype=getattr(torch, settings.dtype))
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a Hugging Face folder."""
-    index = folder / _INDEX
-    weight_map = json.loads(index.read_text())["weight_map"] if index.exists() else {"": _SINGLE}
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        if not (folder / name).exists():
-            raise IncompleteModelFolder(str(folder), name)
-    return [folder / name for name in names]
-
-
 def _from_folder(name: str) -> Model:
     folder = Path(name)
     if folder.is_dir():
         config = folder / "config.json"
         if not config.exists():
             raise IncompleteModelFolder(name, "config.json")
-        files = weight_files(folder)
+        weight_files(folder)
         shape = DecoderShape.from_config(json.loads(config.read_text()))
         if shape is not None:
             model = Decoder(shape)
-            model.load(files)
+            model.load_weights(folder)
             return model
     elif name.startswith((".", "/", "~")):
         raise IncompleteModelFolder(name, "config.json")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from asyncrl_runtime.adapters.torch.folder import weight_files
 from asyncrl_runtime.adapters.torch.interface import Model, SlotCache, finite_memory
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
 
@@ -181,18 +182,23 @@ class Decoder(Model):
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     @torch.no_grad()
-    def load(self, files: list[Path]) -> None:
-        """Take the weights of safetensors files. Raises ValueError naming an absent or misshapen tensor."""
+    def load_weights(self, folder: Path) -> None:
+        """Take the folder's weights.
+
+        Raises:
+            IncompleteModelFolder: a file is absent.
+            ValueError: a tensor is absent or misshapen.
+        """
         found: dict[str, Tensor] = {}
-        for file in files:
+        for file in weight_files(folder):
             found |= load_file(file)
         for name, target in _published(self).items():
             source = found.get(name)
             if source is None:
-                raise ValueError(f"{files[0].parent} holds no tensor {name}")
+                raise ValueError(f"{folder} holds no tensor {name}")
             if source.shape != target.shape:
                 shapes = f"{list(source.shape)}, not {list(target.shape)}"
-                raise ValueError(f"tensor {name} of {files[0].parent} has shape {shapes}")
+                raise ValueError(f"tensor {name} of {folder} has shape {shapes}")
             target.copy_(source)
 
 
