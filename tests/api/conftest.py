@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 DATA = Path(__file__).parent / "data"
+SAMPLES = Path(__file__).parents[2] / "crds" / "samples"
 CASES = json.loads((DATA / "cases.json").read_text())
 
 
@@ -28,7 +29,7 @@ def accepted():
 @pytest.fixture
 def manifest():
     """Build the minimal manifest with settings of `spec` changed: `manifest(asyncRL__diagnostics=True)`."""
-    base = yaml.safe_load((DATA / "minimal.yaml").read_text())
+    base = yaml.safe_load((SAMPLES / "minimal.yaml").read_text())
 
     def build(**settings):
         raw = copy.deepcopy(base)
@@ -57,4 +58,4 @@ def reference_crd():
 
 @pytest.fixture(params=["minimal.yaml", "full.yaml"])
 def example(request):
-    return yaml.safe_load((DATA / request.param).read_text())
+    return yaml.safe_load((SAMPLES / request.param).read_text())

@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from asyncrl_api.crd import crd, json_schema
 from asyncrl_api.rules import RULES
@@ -72,6 +73,11 @@ def test_names_and_scale_equal_the_reference(reference_crd):
 def test_the_crd_is_small_enough_for_a_plain_apply():
     compact = json.dumps(crd(), separators=(",", ":"), ensure_ascii=False).encode()
     assert len(compact) <= MAX_BYTES
+
+
+def test_the_crd_shares_no_parts():
+    """Shared parts would show as anchors in YAML."""
+    assert "&id" not in yaml.safe_dump(crd())
 
 
 def test_every_field_is_described_and_bounded():

@@ -1,5 +1,6 @@
 """Structural schema of the models: the part of OpenAPI that a CRD may use."""
 
+import copy
 import types
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -136,7 +137,7 @@ def _scalar_schema(kind: type, metadata: list[Any]) -> Schema:
     number_format = next((mark.name for mark in metadata if isinstance(mark, Format)), None)
     schema: Schema = {"type": SCALARS[kind]}
     if number_format == "quantity":
-        schema = dict(QUANTITY)
+        schema = copy.deepcopy(QUANTITY)
     elif number_format:
         schema["format"] = number_format
     patterns = [mark.pattern for mark in metadata if isinstance(mark, StringConstraints)]

@@ -9,6 +9,7 @@ from asyncrl_api.rules.algorithm import ALGORITHM_RULES
 from asyncrl_api.rules.changes import CHANGE_RULES
 from asyncrl_api.rules.failures import FAILURE_RULES
 from asyncrl_api.rules.inputs import INPUT_RULES
+from asyncrl_api.rules.loss import LOSS_RULES
 from asyncrl_api.rules.placement import PLACEMENT_RULES
 from asyncrl_api.rules.sampler import SAMPLER_RULES
 from asyncrl_api.rules.storage import STORAGE_RULES
@@ -16,6 +17,7 @@ from asyncrl_api.rules.table import Rule, nodes
 
 RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
+    *LOSS_RULES,
     *SAMPLER_RULES,
     *FAILURE_RULES,
     *STORAGE_RULES,
