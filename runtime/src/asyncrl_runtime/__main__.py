@@ -1,9 +1,5 @@
 """`asyncrl`, and `python -m asyncrl_runtime`."""
 
-import time
-
-STARTED = time.monotonic()
-
 
 def main() -> None:
     """Run the command line."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Outside:
     """Loop time of the start."""
 
     finished_step: Callable[[OpenStep, dict[str, float]], None]
+    recent_events: Callable[[], Sequence[Mapping[str, object]]] = tuple
+    """Newest last, for whoever shows the run."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+STARTED = time.monotonic()
+"""When the command was given."""
 
 app = typer.Typer(
     name="asyncrl",

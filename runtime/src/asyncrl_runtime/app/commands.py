@@ -27,8 +27,8 @@ def run_command(
     verbose: bool,
 ) -> int:
     """`asyncrl run`."""
-    from asyncrl_runtime.__main__ import STARTED
     from asyncrl_runtime.adapters.torch.entry import torch_server
+    from asyncrl_runtime.app.cli import STARTED
 
     torch_server().start()
     try:
@@ -37,7 +37,7 @@ def run_command(
 
         try:
             job = read_job(path, sets)
-            resolved = refuse_unbuilt(job, path)
+            resolved = refuse_unbuilt(job, path, sets)
         except ManifestError as error:
             return _invalid(str(error))
         return _run(
@@ -88,7 +88,7 @@ def _run(
 
 def init_command(task: str | None, output: Path | None) -> int:
     """`asyncrl init`."""
-    from asyncrl_runtime.app.starters import starter, starters
+    from asyncrl_runtime.app.starters import UnknownTask, find, starters, text
 
     if task is None:
         width = max(len(name) for name in starters())
@@ -96,15 +96,15 @@ def init_command(task: str | None, output: Path | None) -> int:
             sys.stdout.write(f"{name:<{width}}  {summary}\n")
         return OK
     try:
-        text = starter(task)
-    except KeyError as error:
-        return _invalid(str(error.args[0]))
+        content = text(find(task).name)
+    except UnknownTask as error:
+        return _invalid(str(error))
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(content)
         return OK
     if output.exists():
         return _invalid(f"{output} exists: remove it or choose another file with --output")
-    output.write_text(text, encoding="utf-8")
+    output.write_text(content, encoding="utf-8")
     return OK
 
 

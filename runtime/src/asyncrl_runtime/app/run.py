@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from asyncrl_api.base import quantity_bytes
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob
 from asyncrl_runtime.adapters.directory_store import DirectoryStore, FolderLock, write_atomically
@@ -23,12 +24,12 @@ from asyncrl_runtime.adapters.sinks.events import EventLog, SampleLog
 from asyncrl_runtime.adapters.sources.build import training_prompts, validation_prompts
 from asyncrl_runtime.adapters.tokenizers.build import load_tokenizer
 from asyncrl_runtime.app.build import Outside, Parts, connect
-from asyncrl_runtime.app.config import config_yaml, sample_max_bytes
+from asyncrl_runtime.app.config import config_yaml
 from asyncrl_runtime.app.observer import RunObserver
 from asyncrl_runtime.app.resume import Found, newest_usable, resume
-from asyncrl_runtime.app.samplers import staleness_bound
 from asyncrl_runtime.app.screen import Screen
 from asyncrl_runtime.app.snapshot import run_state
+from asyncrl_runtime.app.state import RunState
 from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_summary
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import PromptCounts
@@ -80,7 +81,7 @@ class JobRun:
             events=EventLog(self.folder / "events.jsonl"),
             samples=SampleLog(self.folder / "samples.jsonl"),
             sample_every=self.job.spec.logging.sample_every,
-            sample_max_bytes=sample_max_bytes(self.job.spec),
+            sample_max_bytes=quantity_bytes(self.job.spec.logging.sample_max_size),
             tally=self.tally,
             elapsed=self.elapsed,
         )
@@ -136,6 +137,7 @@ class JobRun:
             config_yaml=text,
             began=asyncio.get_running_loop().time(),
             finished_step=self._finished_step(observer),
+            recent_events=lambda: observer.events.recent,
         )
 
     async def _with_parts(self, parts: Parts, found: Found | None) -> int:
@@ -178,7 +180,7 @@ class JobRun:
         def finished(step: OpenStep, metrics: dict[str, float]) -> None:
             observer.finished_step(step, metrics)
             assert self.parts is not None
-            self.screen.step(self.parts, metrics, self.elapsed(), staleness_bound(self.job.spec))
+            self.screen.step(self.parts, metrics, self._state(self.parts))
 
         return finished
 
@@ -188,22 +190,24 @@ class JobRun:
 
     async def _keep_state(self) -> None:
         """`state.json` once a second, and a live screen."""
+        assert self.parts is not None
         while True:
-            self._write_state()
-            self.screen.refresh(self.parts, self._phase)
+            self._write_state(self.parts)
+            self.screen.refresh(self.parts, self._state(self.parts))
             await asyncio.sleep(STATE_SECONDS)
 
-    def _write_state(self, failure: dict[str, object] | None = None) -> None:
-        if self.parts is not None:
-            state = run_state(self.job, self.parts, self.tally, self._phase, self.elapsed(), failure)
-            write_atomically(self.folder / "state.json", state.to_json())
+    def _state(self, parts: Parts, failure: dict[str, object] | None = None) -> RunState:
+        return run_state(self.job, parts, self.tally, self._phase, self.elapsed(), failure)
+
+    def _write_state(self, parts: Parts, failure: dict[str, object] | None = None) -> None:
+        write_atomically(self.folder / "state.json", self._state(parts, failure).to_json())
 
     def _close_books(self, status: Status, reason: str, parts: Parts, error: Exception | None) -> None:
         failure = None
         if error is not None:
             failure = {"type": type(error).__name__, "message": str(error), "step": parts.progress.steps}
         self._phase = {"complete": "Succeeded", "failed": "Failed", "stopped": "Suspended"}[status]
-        self._write_state(failure)
+        self._write_state(parts, failure)
         write_summary(
             self.folder,
             status=status,

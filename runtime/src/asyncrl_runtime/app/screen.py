@@ -1,94 +1,138 @@
-"""What a person sees while a run goes on."""
+"""What a person sees while a run goes on: a live view on a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import traceback
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
 
 from asyncrl_runtime.app.build import Parts
+from asyncrl_runtime.app.live import RunView, line, render, setup_line
+from asyncrl_runtime.app.state import RunState
 from asyncrl_runtime.app.summary import Status, Tally
 
+HISTORY_STEPS = 256
 
-class Screen(Protocol):
-    """A terminal, a pipe, or nothing."""
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Screen:
+    """Shows a run. On a terminal the picture is drawn anew; elsewhere lines are printed."""
+
+    quiet: bool = False
+    live: Live | None = None
+    _phase: tuple[str, str] = field(default=("Pending", ""), init=False)
+    _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS), init=False)
+    _best: float | None = field(default=None, init=False)
+    _last: Mapping[str, float] = field(default_factory=dict, init=False)
+    _began: tuple[float, int] | None = field(default=None, init=False)
+    """Seconds and steps at the first step of this start, for the pace."""
 
     def phase(self, phase: str, doing: str) -> None:
         """The run entered a phase."""
-        ...
+        self._phase = (phase, doing)
+        view = RunView(name="", phase=phase, progress=doing)
+        if self.live is not None:
+            self.live.update(render(view), refresh=True)
+        elif not self.quiet:
+            _print(setup_line(view))
 
-    def step(self, parts: Parts, metrics: Mapping[str, float], seconds: float, bound: int | None) -> None:
+    def step(self, parts: Parts, metrics: Mapping[str, float], state: RunState) -> None:
         """A step has ended."""
-        ...
+        reward = metrics.get("train/reward_raw", metrics.get("train/reward"))
+        if reward is not None:
+            self._rewards.append(reward)
+            self._best = reward if self._best is None else max(reward, self._best)
+        self._last = metrics
+        if self._began is None:
+            self._began = (state.seconds, parts.progress.steps)
+        self._phase = (self._phase[0], "")
+        if self.live is None and not self.quiet:
+            _print(line(self._view(parts, state)))
 
-    def refresh(self, parts: Parts | None, phase: str) -> None:
+    def refresh(self, parts: Parts, state: RunState) -> None:
         """A second has passed."""
-        ...
+        if self.live is not None:
+            self.live.update(render(self._view(parts, state)), refresh=True)
 
     def say(self, text: str) -> None:
         """One line that must be seen."""
-        ...
-
-    def end(self, status: Status, parts: Parts, tally: Tally, seconds: float, folder: Path) -> None:
-        """The run has ended."""
-        ...
-
-    def fail(self, error: Exception, *, verbose: bool) -> None:
-        """The last line: what happened and the way out."""
-        ...
-
-
-class LineScreen:
-    """One line per step, no control codes."""
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-
-    def phase(self, phase: str, doing: str) -> None:
-        """Say what takes time."""
-        if not self._quiet:
-            self.say(f"{phase}: {doing}")
-
-    def step(self, parts: Parts, metrics: Mapping[str, float], seconds: float, bound: int | None) -> None:
-        """Step, reward, staleness, buffer, pace."""
-        if self._quiet:
-            return
-        steps, total = parts.progress.steps, parts.max_steps
-        left = seconds / steps * (total - steps) if steps else 0.0
-        limit = "" if bound is None else f"/{bound}"
-        reward = metrics.get("train/reward_raw", metrics.get("train/reward", float("nan")))
-        self.say(
-            f"step {steps}/{total}  reward {reward:.3f}  "
-            f"lag max {metrics['train/staleness/lag_max']:.0f}{limit}  "
-            f"buffer {parts.buffer.ready} ready {len(parts.rollout.inflight)} in flight "
-            f"of {parts.buffer.capacity}  "
-            f"idle {100 * metrics['train/trainer_idle_fraction']:.0f} %  "
-            f"{metrics['timing/train/total_step_time']:.2f} s/step  ETA {left:.0f} s"
-        )
-
-    def refresh(self, parts: Parts | None, phase: str) -> None:
-        """Nothing between steps."""
-
-    def say(self, text: str) -> None:
-        """Print and flush."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        if self.live is not None:
+            self.live.console.print(text, markup=False, highlight=False)
+        else:
+            _print(text)
 
     def end(self, status: Status, parts: Parts, tally: Tally, seconds: float, folder: Path) -> None:
         """How it ended, and where the results are."""
-        reward = "no step" if tally.reward_mean is None else f"reward {tally.reward_mean:.3f}"
-        self.say(f"{status}: {parts.progress.steps} steps in {seconds:.1f} s, {reward}; results in {folder}")
+        self.close()
+        reward = "no step was trained" if tally.reward_mean is None else f"reward {tally.reward_mean:.3f}"
+        _print(f"{status}: {parts.progress.steps} steps, {reward}, {seconds:.1f} s; results in {folder}")
 
     def fail(self, error: Exception, *, verbose: bool) -> None:
-        """On stderr, the traceback only where it was asked for."""
+        """The last line, on stderr; the traceback only where it was asked for."""
+        self.close()
         if verbose:
             traceback.print_exception(error, file=sys.stderr)
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()
 
+    def close(self) -> None:
+        """Give the terminal back. Idempotent."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def _view(self, parts: Parts, state: RunState) -> RunView:
+        phase, doing = self._phase
+        shards: dict[str, int] = {}
+        for shard in state.shards:
+            shards[shard.state] = shards.get(shard.state, 0) + 1
+        return RunView(
+            name=state.name,
+            phase=phase,
+            progress=doing,
+            step=state.step,
+            max_steps=state.max_steps,
+            eta_seconds=self._eta(state),
+            reward=self._rewards[-1] if self._rewards else None,
+            best_reward=self._best,
+            reward_history=tuple(self._rewards),
+            validation={"accuracy": self._last["val/accuracy"]} if "val/accuracy" in self._last else {},
+            staleness_p50=self._last.get("train/staleness/lag_p50"),
+            staleness_p95=self._last.get("train/staleness/lag_p95"),
+            staleness_max=self._last.get("train/staleness/lag_max"),
+            staleness_bound=state.staleness_bound,
+            buffer_ready=state.ready,
+            buffer_inflight=state.inflight,
+            buffer_capacity=state.capacity,
+            shards=shards,
+            generated_tokens_per_second=state.tokens_per_second,
+            trained_tokens_per_second=self._last.get("timing/train/valid_tokens_per_sec_per_gpu"),
+            trainer_idle_fraction=state.trainer_idle_fraction,
+            events=tuple(parts.outside.recent_events())[-3:],
+        )
+
+    def _eta(self, state: RunState) -> float | None:
+        if self._began is None or state.step <= self._began[1]:
+            return None
+        pace = (state.seconds - self._began[0]) / (state.step - self._began[1])
+        return pace * (state.max_steps - state.step)
+
 
 def open_screen(*, quiet: bool) -> Screen:
     """The screen that fits where the output goes."""
-    return LineScreen(quiet=quiet)
+    if quiet or not sys.stdout.isatty():
+        return Screen(quiet=quiet)
+    live = Live(console=Console(), auto_refresh=False, transient=False)
+    live.start()
+    return Screen(live=live)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,134 @@
+"""`asyncrl validate`: what a manifest asks for and what follows from it, without building anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl_api.derived import Derived
+from asyncrl_api.job import AsyncRLJob, JobSpec
+from asyncrl_api.warnings import warnings_for
+from asyncrl_runtime.app.manifest import ManifestError, read_job
+from asyncrl_runtime.app.support import refuse_unbuilt
+
+OK, INVALID = 0, 2
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_DIGIT_SYMBOLS, _TEXT_SYMBOLS = 16, 98
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes per copy of the policy; None where weights would have to be read first."""
+
+    parameters: int
+    model_bytes: int
+    optimizer_bytes: int
+    kv_cache_bytes: int
+    """Of one shard with every slot of the buffer's rows full."""
+
+
+def validate_command(path: Path, sets: list[str], *, as_json: bool, verbose: bool) -> int:
+    """Print the facts, or everything that is wrong."""
+    try:
+        job = refuse_unbuilt(read_job(path, sets), path, sets)
+    except ManifestError as error:
+        sys.stderr.write(f"{error}\n")
+        return INVALID
+    facts = manifest_facts(job)
+    warnings = [str(warning) for warning in warnings_for(job)]
+    if as_json:
+        sys.stdout.write(json.dumps({"valid": True, **facts, "warnings": warnings}, indent=2) + "\n")
+        return OK
+    width = max(len(name) for name in facts)
+    sys.stdout.write(f"{path} is valid: AsyncRLJob {job.metadata.name}\n")
+    for name, value in facts.items():
+        sys.stdout.write(f"  {name:<{width}}  {value}\n")
+    for warning in warnings:
+        sys.stdout.write(f"warning: {warning}\n")
+    return OK
+
+
+def manifest_facts(job: AsyncRLJob) -> dict[str, object]:
+    """What is derived from a resolved job, in words with units."""
+    spec, facts = job.spec, Derived(job.spec)
+    sizes = model_sizes(spec)
+    generation, training = spec.generation, spec.training
+    return {
+        "algorithm": f"{'ppo' if facts.is_ppo else 'grpo'}, estimator {facts.estimator}",
+        "step": (
+            f"{facts.num_prompts_per_step} prompts × {facts.num_generations_per_prompt} completions = "
+            f"{facts.train_batch_size} rows, in chunks of at least {facts.min_groups} groups"
+        ),
+        "steps": _steps(spec, facts),
+        "sampler": facts.sampler,
+        "buffer": f"{facts.buffer_size} groups; {facts.capacity_formula}",
+        "correction": "on" if facts.corrects else "off",
+        "GPU split": f"{facts.generation_gpus} for generation, {facts.training_gpus} for training",
+        "generation": (
+            f"{generation.shards} {generation.backend} shard(s), {generation.gpus_per_shard} GPU(s) each"
+        ),
+        "training": f"{training.backend}, {facts.num_training_ranks} rank(s)",
+        "weight transfer": facts.refit_transport,
+        "data plane": f"{spec.data_plane.backend}, {facts.required_storage_rows} rows needed",
+        "policy": "read from its weights" if sizes is None else f"{sizes.parameters:,} parameters",
+        "memory": "unknown before the weights are read" if sizes is None else _memory(sizes),
+        "checkpoints": _checkpoints(spec),
+    }
+
+
+def model_sizes(spec: JobSpec) -> Sizes | None:
+    """Sizes of a model given by its shape."""
+    init = spec.model.init
+    if init is None:
+        return None
+    width, layers = init.hidden_size, init.num_hidden_layers
+    inner = init.intermediate_size or 4 * width
+    heads = init.num_attention_heads
+    kv_width = (init.num_key_value_heads or heads) * (width // heads)
+    vocabulary = init.vocab_size or (_DIGIT_SYMBOLS if spec.data.source.generated else _TEXT_SYMBOLS)
+    bias = width + 2 * kv_width if init.architecture == "qwen2" else 0
+    layer = 2 * width * width + 2 * width * kv_width + bias + 3 * width * inner + 2 * width
+    parameters = vocabulary * width * (1 if init.tie_word_embeddings else 2) + layers * layer + width
+    model, training = _BYTES[spec.model.dtype], _BYTES[spec.training.precision or spec.model.dtype]
+    rows = spec.async_rl.max_inflight_prompts * Derived(spec).num_generations_per_prompt
+    per_shard = -(-rows // spec.generation.shards)
+    kv_bytes = 2 * layers * kv_width * model * spec.model.max_total_sequence_length * per_shard
+    return Sizes(parameters, parameters * model, parameters * (2 * 4 + training), kv_bytes)
+
+
+def _steps(spec: JobSpec, facts: Derived) -> str:
+    algorithm, source = facts.algorithm, spec.data.source
+    assert algorithm is not None
+    known = source.generated or source.reasoning_gym
+    size = getattr(known, "num_prompts", None) or getattr(known, "size", None)
+    epochs = algorithm.max_num_epochs
+    if size is None or epochs is None:
+        return f"at most {algorithm.max_num_steps}"
+    allowed = epochs * (size // facts.num_prompts_per_step)
+    asked = algorithm.max_num_steps
+    return f"{min(asked, allowed)} (asked for {asked}, the data allows {allowed})"
+
+
+def _memory(sizes: Sizes) -> str:
+    return (
+        f"model {_size(sizes.model_bytes)} per shard and trainer, optimizer and gradients "
+        f"{_size(sizes.optimizer_bytes)}, KV cache up to {_size(sizes.kv_cache_bytes)} per shard"
+    )
+
+
+def _checkpoints(spec: JobSpec) -> str:
+    saving = spec.checkpointing
+    if not saving.enabled:
+        return "off"
+    return f"every {saving.save_period} step(s), the best {saving.keep_top_k or 'of all'} kept"
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
