@@ -6,6 +6,7 @@ The fixture gives a started shard whose completions take at least `seconds` of l
 import asyncio
 
 import pytest
+
 from asyncrl_runtime.core.errors import InfraFailure
 from asyncrl_runtime.ports.generator import GenerationRequest, Sampling
 

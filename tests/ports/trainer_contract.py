@@ -4,6 +4,7 @@
 """
 
 import pytest
+
 from asyncrl_runtime.core.errors import TrainerFailure
 from asyncrl_runtime.core.records import BatchMeta
 from asyncrl_runtime.ports import columns as col

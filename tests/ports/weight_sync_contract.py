@@ -4,6 +4,7 @@
 """
 
 import pytest
+
 from asyncrl_runtime.core.errors import RefitAborted
 
 

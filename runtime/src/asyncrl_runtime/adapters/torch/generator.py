@@ -6,7 +6,7 @@ from asyncrl_runtime.adapters.torch.entry import Bound, shard_service, torch_ser
 from asyncrl_runtime.adapters.torch.errors import EngineFailure
 from asyncrl_runtime.adapters.torch.settings import EngineSettings
 from asyncrl_runtime.adapters.workers import ForkServer, RemoteError, WorkerProcess
-from asyncrl_runtime.core.errors import WorkerDied
+from asyncrl_runtime.core.errors import InfraFailure, RunError, WorkerDied
 from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult, ShardState
 
 
@@ -48,14 +48,19 @@ class TorchGenerator:
     async def start(self) -> None:
         """Build model and engine in a new process; an earlier process is ended first."""
         await self.close()
-        self._worker = await WorkerProcess.start(
-            shard_service,
-            self._settings,
-            name=self.name,
-            start_seconds=self._start_bound.seconds,
-            setting=self._start_bound.setting,
-            server=self._server or torch_server(),
-        )
+        try:
+            self._worker = await WorkerProcess.start(
+                shard_service,
+                self._settings,
+                name=self.name,
+                start_seconds=self._start_bound.seconds,
+                setting=self._start_bound.setting,
+                server=self._server or torch_server(),
+            )
+        except (InfraFailure, RunError):
+            raise
+        except Exception as problem:
+            raise EngineFailure(self.name, str(problem)) from problem
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Sample one completion; see `Generator`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.utils.logging import disable_progress_bar
 
 from asyncrl_runtime.adapters.torch.interface import Model, SlotCache, finite_memory
 
@@ -94,6 +95,7 @@ class HuggingFaceModel(Model):
     @classmethod
     def load(cls, name: str) -> HuggingFaceModel:
         """From a folder, the local cache or the Hub. Raises ValueError with the reason."""
+        disable_progress_bar()
         try:
             inner = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
         except (OSError, ValueError) as problem:

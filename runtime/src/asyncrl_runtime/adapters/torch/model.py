@@ -41,7 +41,7 @@ class _Layer(nn.Module):
         qkv = qkv.unflatten(-1, (-1, self.head_dim))
         turned, values = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
         first, second = turned.chunk(2, -1)
-        turned = (turned * cos + torch.cat((-second, first), -1) * sin).to(values.dtype)
+        turned = torch.addcmul(turned * cos, torch.cat((second, first), -1), sin).to(values.dtype)
         queries, keys = turned.split((self.heads, self.kv_heads), -2)
         return queries, keys, values
 
@@ -160,7 +160,7 @@ class Decoder(Model):
         return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.shape.rms_norm_eps), weight)
 
     def _rotations(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [at least `tokens`, head_dim]."""
+        """cos, and sin negated in its first half, each [at least `tokens`, head_dim]."""
         if self._rope is None or len(self._rope[0]) < tokens or self._rope[0].device != self.embed.device:
             size = max(tokens, min(self.max_positions, 256), 2 * len(self._rope[0]) if self._rope else 0)
             with torch.inference_mode(False):  # autograd may not save tensors of inference mode
@@ -168,7 +168,9 @@ class Decoder(Model):
                 inverse = 1.0 / self.shape.rope_theta ** (half / self.shape.head_dim)
                 angles = torch.outer(torch.arange(size, dtype=torch.float32), inverse).repeat(1, 2)
                 device = self.embed.device
-                self._rope = (angles.cos().to(device), angles.sin().to(device))
+                half_size = self.shape.head_dim // 2
+                signed_sin = torch.cat((-angles[:, :half_size].sin(), angles[:, half_size:].sin()), -1)
+                self._rope = (angles.cos().to(device), signed_sin.to(device))
         return self._rope
 
     def save(self, directory: Path) -> None:
