@@ -85,9 +85,9 @@ def main():
     parser.add_argument("--no-transformers", action="store_true", help="leave the comparison out")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        f"{'requests x tokens':>18} {'engine tok/s':>13} {'goal':>8} {'ratio':>6} {'transformers':>13} {'speed-up':>9}"
-    )
+    columns = (("requests x tokens", 18), ("engine tok/s", 13), ("goal", 8), ("ratio", 6))
+    columns += () if arguments.no_transformers else (("transformers", 13), ("speed-up", 9))
+    print(" ".join(f"{name:>{width}}" for name, width in columns))
     for requests, new_tokens, goal in CASES:
         ours = engine_rate(requests, new_tokens)
         line = f"{f'{requests} x {new_tokens}':>18} {ours:>13,.0f} {goal:>8,} {ours / goal:>6.2f}"
