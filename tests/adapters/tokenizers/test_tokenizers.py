@@ -55,8 +55,8 @@ def test_characters_round_trip_through_the_tokenizer(symbols):
     ids = tokenizer.encode(symbols)
 
     assert sorted(ids) == list(range(2, tokenizer.vocab_size))
-    assert tokenizer.decode([tokenizer.pad_token_id, *ids, tokenizer.eos_token_id]) == symbols
-    assert tokenizer.decode([tokenizer.vocab_size]) == "\ufffd"
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id]) == symbols
+    assert tokenizer.decode([tokenizer.vocab_size, tokenizer.pad_token_id]) == "\ufffd\ufffd"
 
 
 def test_an_unknown_character_is_named_with_its_place():

@@ -40,9 +40,12 @@ class ArithmeticEnvironment:
 
 
 def share_of_right_positions(text: str, answer: str) -> float:
-    """Equal characters at equal places, over the length of the longer of both; 0 to 1."""
-    longest = max(len(text), len(answer))
-    return sum(a == b for a, b in zip(text, answer, strict=False)) / longest if longest else 1.0
+    """Right characters, and the right end, over the answer's length plus one; 0 to 1.
+
+    The end counts as one position, so that a right digit is worth the same in a short and in a long text.
+    """
+    right = sum(given == wanted for given, wanted in zip(text, answer, strict=False))
+    return (right + (len(text) == len(answer))) / (len(answer) + 1)
 
 
 def describe(prompt: Prompt) -> str:

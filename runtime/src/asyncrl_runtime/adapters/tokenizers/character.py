@@ -70,9 +70,11 @@ class CharacterTokenizer:
             raise UnknownCharacter(character, text.index(character), self.symbols) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without pad and end; a token beyond the symbols becomes U+FFFD."""
-        special = (self.pad_token_id, self.eos_token_id)
-        return "".join(self._symbol(token) for token in token_ids if token not in special)
+        """Text without end tokens. A pad, or a token beyond the symbols, becomes U+FFFD.
+
+        Pads are not left out: a policy that generates one must not pass for one that ends.
+        """
+        return "".join(self._symbol(token) for token in token_ids if token != self.eos_token_id)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Tokens of the contents, a line each where newline is a symbol. Raises `UnknownCharacter`."""

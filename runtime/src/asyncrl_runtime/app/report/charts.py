@@ -94,10 +94,8 @@ class Chart:
 def charts_of(runs: Sequence[RunData]) -> list[Chart]:
     """All charts that these runs have data for."""
     found = [_reward(runs), _lengths(runs)]
-    for run in runs:
-        found += [_gantt(run, runs), _phases(run, runs)]
-    for run in runs:
-        found += [_staleness(run, runs), _buffer(run, runs)]
+    for draw in (_gantt, _phases, _staleness, _buffer):
+        found += [draw(run, runs) for run in runs]
     found += [_gap(runs), _kl(runs), _clips(runs), _entropy(runs), _throughput(runs), _losses(runs)]
     return [chart for chart in found if chart is not None]
 

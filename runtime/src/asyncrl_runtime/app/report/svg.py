@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from asyncrl_runtime.app.report.charts import Chart, Line
+from asyncrl_runtime.app.report.charts import PHASES, Chart, Line
 from asyncrl_runtime.app.report.scales import span_of, stacked, thinned, tick_text, ticks
 
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 250, 52, 14, 12, 36
@@ -60,6 +60,9 @@ def legend(chart: Chart) -> str:
     ]
     entries = [entry for entry, line in zip(entries, chart.lines, strict=True) if not line.faint]
     entries += [(band.label, band.color, "band") for band in chart.bands]
+    if chart.kind == "gantt":
+        used = {span.color for span in chart.spans}
+        entries += [(title, color, "block") for title, color, _ in PHASES if color in used]
     if len(entries) < 2:
         return ""
     items = "".join(
