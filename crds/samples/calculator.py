@@ -14,9 +14,9 @@ class Calculator:
             wanted = episode.prompt.text.removesuffix("=")
             result = re.fullmatch(r"(\d+)\+(\d+)", said)
             shown = str(sum(map(int, result.groups()))) if result else ""
-            reward = {"call": 0.5 * share(said, wanted)}
+            reward = {"call": 0.5 * share(said, wanted), "answer": 0.0}
             return {"components": reward, "terminated": False, "observation": f"={shown}="}
-        return {"components": {"answer": 0.5 * share(said, episode.prompt.answer)}}
+        return {"components": {"call": 0.0, "answer": 0.5 * share(said, episode.prompt.answer)}}
 
 
 def share(said: str, wanted: str) -> float:

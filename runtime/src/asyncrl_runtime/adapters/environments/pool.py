@@ -144,9 +144,12 @@ class WorkerPool:
                 method, *args, deadline_seconds=self._deadline_seconds, setting=self._setting
             )
         except WorkerDied as death:
+            log.warning("a worker of %s ended during a call; it is replaced", self.name)
             self._discard(seat, worker)
             raise WorkerEnded(death.exit_code) from death
-        except (DeadlinePassed, asyncio.CancelledError):
+        except (DeadlinePassed, asyncio.CancelledError) as cause:
+            if isinstance(cause, DeadlinePassed):
+                log.warning("a call of %s passed its deadline; its worker is replaced if it hangs", self.name)
             if self.concurrent:
                 self._spawn(self._kill_if_silent(seat, worker))
             else:
@@ -177,7 +180,6 @@ class WorkerPool:
         if seat.worker is worker:
             seat.worker = None
             self.num_replaced += 1
-            log.warning("a worker of %s is replaced", self.name)
         worker.kill()
         self._spawn(worker.close(grace_seconds=0.0))
 
