@@ -55,7 +55,7 @@ class DataCursor:
         """The next batch, or an empty list when the last epoch is over. Moves the cursor."""
         if self.next_batch >= self.batches_per_epoch:
             if self.max_epochs is not None and self.epoch + 1 >= self.max_epochs:
-                self.epoch = self.max_epochs
+                self.epoch, self.next_batch = self.max_epochs, 0
                 return []
             self.epoch += 1
             self.next_batch = 0

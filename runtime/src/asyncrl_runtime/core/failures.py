@@ -5,13 +5,7 @@ from __future__ import annotations
 from asyncrl_runtime.core.errors import DataFailure, InfraFailure
 
 _MAX_CAUSES = 8
-_INFRA_TYPES: tuple[type[BaseException], ...] = (
-    InfraFailure,
-    TimeoutError,
-    ConnectionError,
-    MemoryError,
-    EOFError,
-)
+_INFRA_TYPES: tuple[type[BaseException], ...] = (TimeoutError, ConnectionError, MemoryError, EOFError)
 _INFRA_STATUS = frozenset({408, 409, 429})
 
 
@@ -19,7 +13,8 @@ def is_infra(error: BaseException, *, router_status: int | None = None) -> bool:
     """Whether the machinery is to blame (SC-8.20 to 8.22).
 
     An explicit data failure wins over any cause behind it; otherwise the error and its explicit causes
-    are searched. What nobody knows is a data failure: a defect must surface, not be retried away.
+    are searched. An HTTP error is judged by its status, whatever its type. What nobody knows is a data
+    failure: a defect must surface, not be retried away.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -27,16 +22,16 @@ def is_infra(error: BaseException, *, router_status: int | None = None) -> bool:
         seen.add(id(link))
         if isinstance(link, DataFailure):
             return False
-        if isinstance(link, _INFRA_TYPES) or _infra_status(link, router_status):
+        if isinstance(link, InfraFailure) or _looks_infra(link, router_status):
             return True
         link = link.__cause__
     return False
 
 
-def _infra_status(error: BaseException, router_status: int | None) -> bool:
+def _looks_infra(error: BaseException, router_status: int | None) -> bool:
     status = getattr(error, "status", None)
     if not isinstance(status, int):
-        return False
+        return isinstance(error, _INFRA_TYPES)
     return status >= 500 or status in _INFRA_STATUS or status == router_status
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.records import BatchMeta, GroupId, GroupMeta, PromptRef
@@ -198,9 +198,11 @@ class ReplayBuffer:
         lender = max(later)
         slot = self._by_target[lender].head(lambda s: s.target_step == lender)
         assert slot is not None
+        assert slot.meta is not None
         self._leave(self._by_target, lender)
         self._count_down(self._targets, lender)
         slot.target_step = to_target_step
+        slot.meta = replace(slot.meta, target_step=to_target_step)
         self._targets[to_target_step] += 1
         self._enter(self._by_target, to_target_step, slot)
         return lender
@@ -319,5 +321,5 @@ class ReplayBuffer:
 
 
 def batch_of(slots: Iterable[Slot]) -> BatchMeta:
-    """Metadata of ready slots, in the given order; each with its current target."""
+    """Metadata of ready slots, in the given order."""
     return BatchMeta(tuple(slot.meta for slot in slots if slot.meta is not None))

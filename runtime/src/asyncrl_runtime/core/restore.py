@@ -46,6 +46,9 @@ class Cut:
     index: tuple[GroupMeta, ...]
     """Ready groups in buffer order; their rows are in the data-plane snapshot."""
 
+    rolled_back_groups: int = 0
+    """Groups of the index that held no room when it was read: the open step's, and open restore debt."""
+
     counters: Mapping[str, int] = field(default_factory=dict)
     has_rollouts: bool = True
     """Index, ledger entries and rows are authoritative; False when the sampler cannot restore them."""
@@ -124,15 +127,16 @@ def plan_restore(
             f"{len(ledger.entries)} prompts are generated again"
         )
         return RestorePlan(ready=(), ledger=ledger, cursor=None, clear=_rows(cut.index), notes=(note,))
+    stamped = stamps or any(group.target_step is not None for group in cut.index)
     kept, given_back, notes = _kept(
-        cut, ledger, path, stamps, capacity, groups_per_step, drop_incomplete_targets
+        cut, ledger, path, stamped, capacity, groups_per_step, drop_incomplete_targets
     )
     for group in given_back:
         ledger.reopen(group.group_id, group.prompt, attempt=group.attempt, target_step=group.target_step)
     for entry in ledger.entries.values():
         if entry.state == "generating":
             entry.state = "admitted"
-    if stamps:
+    if stamped:
         _check_steps(cut, kept, ledger, path, groups_per_step)
     return RestorePlan(
         ready=tuple(kept), ledger=ledger, cursor=cut.cursor, clear=_rows(given_back), notes=tuple(notes)
@@ -163,12 +167,12 @@ def _kept(
     cut: Cut,
     ledger: PromptLedger,
     path: str,
-    stamps: bool,
+    stamped: bool,
     capacity: int,
     groups_per_step: int,
     drop_incomplete: bool,
 ) -> tuple[list[GroupMeta], list[GroupMeta], list[str]]:
-    if stamps:
+    if stamped:
         unfinished = sum(entry.state != "reserved" for entry in ledger.entries.values())
         if len(cut.index) + unfinished > capacity:
             raise RestoreRefused(
@@ -182,10 +186,11 @@ def _kept(
         kept = [g for g in cut.index if ready[g.target_step] >= groups_per_step]
         given_back = [g for g in cut.index if ready[g.target_step] < groups_per_step]
         return kept, given_back, [f"{len(given_back)} groups of incomplete steps are generated again"]
-    if len(cut.index) <= capacity:
+    limit = capacity + cut.rolled_back_groups
+    if len(cut.index) <= limit:
         return list(cut.index), [], []
     order = {group.group_id: place for place, group in enumerate(cut.index)}
-    freshest = sorted(cut.index, key=lambda g: (g.start_weight, order[g.group_id]))[-capacity:]
+    freshest = sorted(cut.index, key=lambda g: (g.start_weight, order[g.group_id]))[-limit:]
     keep = {group.group_id for group in freshest}
     given_back = [replace(g, target_step=None) for g in cut.index if g.group_id not in keep]
     return (

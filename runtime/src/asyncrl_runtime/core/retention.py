@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isnan
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +13,11 @@ class Saved:
 
     step: int
     metric: float | None = None
-    """Value of the metric that ranks checkpoints; None if it had none."""
+    """Value of the metric that ranks checkpoints; None if it had none, or one that is not a number."""
+
+    def __post_init__(self) -> None:
+        if self.metric is not None and isnan(self.metric):
+            object.__setattr__(self, "metric", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,8 @@ class Checkpointer:
         """
         recoverable = self.settings.save_data_plane and self.sampler.supports_buffer_checkpoint
         ready = (slot.meta for slot in self.buffer if slot.meta is not None)
-        index = (*self.claims(), *ready)
+        claims = self.claims()
+        index = (*claims, *ready)
         cut = Cut(
             steps=self.progress.steps,
             trainer_version=self.versions.trainer,
@@ -188,6 +189,7 @@ class Checkpointer:
             dataset=self.dataset,
             ledger=self.ledger.to_json(),
             index=index if recoverable else (),
+            rolled_back_groups=len(claims) + self.buffer.restore_debt if recoverable else 0,
             has_rollouts=recoverable,
         )
         if not recoverable:
