@@ -78,7 +78,7 @@ async def resume(parts: Parts, found: Found) -> None:
         await parts.plane.clear(plan.clear)
     _apply(parts, cut, plan)
     parts.checkpointer.saved = await asyncio.to_thread(_history, parts.outside.store)
-    parts.checkpointer.last_saved_step = cut.steps
+    parts.checkpointer.first_step = parts.checkpointer.last_saved_step = cut.steps
     parts.outside.observer.event(
         "resumed",
         step=cut.steps,
@@ -118,5 +118,5 @@ def _history(store: DirectoryStore) -> list[Saved]:
             history.append(Saved(bundle.step))
             continue
         metric = extra["metric"]
-        history.append(Saved(bundle.step, metric if isinstance(metric, float) else None))
+        history.append(Saved(bundle.step, metric if isinstance(metric, float | int) else None))
     return history

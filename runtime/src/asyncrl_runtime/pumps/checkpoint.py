@@ -101,6 +101,9 @@ class Checkpointer:
     """Loop time at which the attempt started."""
 
     saved: list[Saved] = field(default_factory=list)
+    first_step: int = field(default=0, init=False)
+    """Steps that earlier attempts completed."""
+
     last_saved_step: int = field(default=-1, init=False)
     pause_seconds: float = field(default=0.0, init=False)
     seconds: float = field(default=0.0, init=False)
@@ -112,7 +115,7 @@ class Checkpointer:
             return False
         steps = self.progress.steps
         periods = [p for p in (self.settings.save_period, self.settings.ft_save_period) if p]
-        return last or any(steps % period == 0 for period in periods) or self._deadline_near()
+        return self._deadline_near() or last or any(steps % period == 0 for period in periods)
 
     @property
     def stop_after_save(self) -> bool:
@@ -124,13 +127,17 @@ class Checkpointer:
         if bound is None or self._stop_after_save:
             return False
         elapsed = asyncio.get_running_loop().time() - self.began
-        self._stop_after_save = elapsed + elapsed / max(1, self.progress.steps) >= bound
+        steps = max(1, self.progress.steps - self.first_step)
+        self._stop_after_save = elapsed + elapsed / steps >= bound
         return self._stop_after_save
 
     async def save(
         self, *, metrics: Mapping[str, float] | None = None, validation: Mapping[str, float] | None = None
     ) -> None:
-        """Write and publish the bundle of the current step boundary."""
+        """Write and publish the bundle of the current step boundary.
+
+        Without `metrics` no step was measured, and the bundle is no candidate for the best one.
+        """
         steps = self.progress.steps
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -148,14 +155,14 @@ class Checkpointer:
                 bundle = await asyncio.to_thread(self.store.publish, steps, staged)
         except TimeoutError as error:
             raise CheckpointFailed(
-                str(staged),
+                self._name(staged),
                 f"no end within spec.checkpointing.timeoutSeconds {self.settings.timeout_seconds:g} s",
             ) from error
         except OSError as error:
-            raise CheckpointFailed(str(staged), str(error)) from error
+            raise CheckpointFailed(self._name(staged), str(error)) from error
         self.seconds = loop.time() - began
         self.last_saved_step = steps
-        self.saved.append(Saved(steps, metric))
+        self.saved = [*(saved for saved in self.saved if saved.step < steps), Saved(steps, metric)]
         self.observer.event(
             "checkpoint_saved",
             step=steps,
@@ -164,6 +171,9 @@ class Checkpointer:
             pause_seconds=round(self.pause_seconds, 4),
         )
         await asyncio.to_thread(self._tidy, steps)
+
+    def _name(self, staged: Path | None) -> str:
+        return f"of step {self.progress.steps}" if staged is None else str(staged)
 
     async def _cut(self, token: CutToken, staged: Path) -> Cut:
         """Read everything in one await-free block, then the rows it names.
@@ -222,7 +232,9 @@ class Checkpointer:
         axis, _, key = name.partition(":")
         if axis == "val":
             return validation.get(key)
-        known = {k.removeprefix("train/"): v for k, v in (metrics or {}).items() if k.startswith("train/")}
+        if metrics is None:
+            return None
+        known = {k.removeprefix("train/"): v for k, v in metrics.items() if k.startswith("train/")}
         if key not in known:
             raise MetricMissing(name, tuple(sorted(known)))
         return known[key]

@@ -31,6 +31,21 @@ class WrongGroupSize(RunError):
         )
 
 
+@dataclass(eq=False)
+class RowsNotCleared(RunError):
+    """Writing a group's rows failed, and so did clearing what was written of them (SC-4.14)."""
+
+    sample_id: str
+    write_problem: str
+    clear_problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"the rows of {self.sample_id} … could not be written ({self.write_problem}) and not be cleared "
+            f"({self.clear_problem}): the data plane is out of step with the replay buffer"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committer:
     """Writes the rows of a finished group and flips its slot ready, or leaves nothing behind."""
@@ -70,10 +85,7 @@ class Committer:
             if isinstance(error, asyncio.CancelledError):
                 error.add_note(f"clearing its rows failed as well: {second}")
                 return
-            raise ExceptionGroup(
-                f"writing the rows of {samples[0]} … failed, and so did clearing them",
-                [second, *([error] if isinstance(error, Exception) else [])],
-            ) from error
+            raise RowsNotCleared(samples[0], str(error), str(second)) from error
 
     def _columns(self, record: GroupRecord) -> dict[str, Jagged]:
         done = record.completions

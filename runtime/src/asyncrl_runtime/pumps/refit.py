@@ -92,14 +92,17 @@ class Refit:
         """Bounded by deadline and unwind grace, if there is a deadline (SC-6.41)."""
         if self.settings.deadline_seconds is None:
             return await self.sync.sync_weights(version)
-        bound = self.settings.deadline_seconds + self.settings.unwind_grace_seconds
+        seconds = self.settings.deadline_seconds + self.settings.unwind_grace_seconds
+        bound = asyncio.timeout(seconds)
         try:
-            async with asyncio.timeout(bound):
+            async with bound:
                 return await self.sync.sync_weights(version)
         except TimeoutError as error:
+            if not bound.expired():
+                raise
             raise RefitAborted(
                 version,
-                f"no end within {bound:g} s (spec.asyncRL.refit.deadlineSeconds plus unwindGraceSeconds)",
+                f"no end within {seconds:g} s (spec.asyncRL.refit.deadlineSeconds plus unwindGraceSeconds)",
             ) from error
 
     async def _drain(self) -> None:

@@ -228,7 +228,7 @@ class RolloutPump:
                 if await self._relaunched(entry):
                     continue
                 return
-            if await self._push(entry, attempt, record):
+            if await self._push(entry, attempt, record, end_weight=self.versions.stamp):
                 return
 
     async def _begin_attempt(self, entry: LedgerEntry, prompt: Prompt) -> Attempt:
@@ -273,7 +273,9 @@ class RolloutPump:
             if not finished and attempt.slot.live:
                 self.buffer.remove(group_id)
 
-    async def _push(self, entry: LedgerEntry, attempt: Attempt, record: GroupRecord) -> bool:
+    async def _push(
+        self, entry: LedgerEntry, attempt: Attempt, record: GroupRecord, *, end_weight: int
+    ) -> bool:
         """Commit a finished group, or discard one that teaches nothing."""
         slot = attempt.slot
         async with self.barrier.mutation() as token:
@@ -284,9 +286,14 @@ class RolloutPump:
                 self.waste("filtered", sum(c.generated_tokens for c in record.completions))
                 self.observer.event("prompt_filtered", prompt=describe(record.prompt), group=entry.group_id)
                 return True
-            meta = await self.committer.commit(
-                token, slot, record, end_weight=self.versions.stamp, straddled=attempt.straddled
-            )
+            try:
+                meta = await self.committer.commit(
+                    token, slot, record, end_weight=end_weight, straddled=attempt.straddled
+                )
+            except BaseException:
+                if slot.live:
+                    self.buffer.remove(slot.group_id)
+                raise
             if meta is None:
                 return False
             self.ledger.commit(entry.group_id)

@@ -63,6 +63,7 @@ class Validator:
         size = self.settings.batch_size or count
         self.latest_step = step
         records: list[GroupRecord] = []
+        failed: ValidationFailed | None = None
         try:
             for first in range(0, count, size):
                 refs = [PromptRef(0, position) for position in range(first, min(first + size, count))]
@@ -72,10 +73,12 @@ class Validator:
                 records += [task.result() for task in running]
         except* RolloutFailure as group:
             cause = str(group.exceptions[0])
-            self.observer.event("validation_failed", step=step, reason=cause)
+            failed = ValidationFailed(step, cause)
+            failed.__cause__ = group
+        if failed is not None:
+            self.observer.event("validation_failed", step=step, reason=failed.cause)
             if self.settings.failure_action == "abort":
-                raise ValidationFailed(step, cause) from group
-        if len(records) < count:
+                raise failed
             return {}
         self.latest = validation_metrics(records)
         self.observer.event("validated", step=step, **self.latest)
