@@ -1,24 +1,58 @@
 SHELL := /bin/bash
-PYTHON ?= python3
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
+FAST := tests/core tests/pumps tests/api tests/algorithms
+FOLDERS := crds operator runtime tests benchmarks
+
+export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast lint lock clean
+.PHONY: help setup demo test test-fast test-slow lint generate lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{sub(/:.*/, "", $$1); printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Install everything into .venv
 
 $(VENV)/.ready: requirements.lock crds/pyproject.toml operator/pyproject.toml runtime/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "AsyncRL needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e crds -e operator -e runtime
 	@touch $@
 
-lock: ## Resolve the dependencies anew
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
+demo: setup ## Learn to reverse digits, from random weights
+	$(BIN)/asyncrl run crds/samples/reverse-digits.yaml --fresh
+
+test: lint test-fast test-slow ## Everything that must hold before a commit
+
+test-fast: setup ## The tests that need nothing but Python
+	$(BIN)/pytest $(FAST)
+
+test-slow: setup ## The tests with real processes, engines and files
+	$(BIN)/pytest tests $(addprefix --ignore=,$(FAST))
+
+lint: setup ## Style, layers, types, dependencies
+	$(BIN)/ruff check $(FOLDERS)
+	$(BIN)/ruff format --check $(FOLDERS)
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pyrefly check
+	cd crds && ../$(BIN)/deptry src
+	cd operator && ../$(BIN)/deptry src
+	cd runtime && ../$(BIN)/deptry src
+
+generate: setup ## Write the files that are generated from the models and tables
+	$(BIN)/python -m asyncrl_api.generate
+
+lock: setup ## Resolve the dependencies anew
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --no-emit-package asyncrl-api --no-emit-package asyncrl-operator --no-emit-package asyncrl-runtime \
 	  --group dev pyproject.toml -o requirements.lock
+
+clean: ## Remove the environment and the caches; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(FOLDERS) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -27,7 +27,7 @@ STATE = RunState(
     reward_mean=0.9125,
     eta_seconds=90,
     sampler="in_order",
-    knobs={"maxLookaheadVersions": 1},
+    knobs="maxLookaheadVersions=1",
     staleness_p50=0,
     staleness_p95=1,
     staleness_max=1,

@@ -44,7 +44,9 @@ class RunState:
     eta_seconds: float | None = None
     step_seconds: float | None = None
     sampler: str = ""
-    knobs: Mapping[str, object] = field(default_factory=dict)
+    knobs: str = ""
+    """As `maxStalenessVersions=2`."""
+
     staleness_p50: int | None = None
     staleness_p95: int | None = None
     staleness_max: int | None = None

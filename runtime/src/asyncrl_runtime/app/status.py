@@ -211,14 +211,13 @@ def _sampler(state: RunState) -> list[tuple[int, str, str]]:
     )
     mark = words.near_bound(top, bound)
     stale = words.staleness(p50, p95, top, bound) + (f" ({mark})" if mark else "")
-    knobs = ", ".join(f"{key}={value}" for key, value in state.knobs.items())
     held = (
         f"{state.buffered} held: {state.ready} ready, {state.inflight} in flight, capacity {state.capacity}"
     )
     return [
         (0, "Sampler", ""),
         (1, "Name", state.sampler),
-        (1, "Knobs", knobs or "none"),
+        (1, "Knobs", state.knobs or "none"),
         (1, "Staleness", stale),
         (1, "Buffer", f"{held} groups"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from asyncrl_runtime.adapters.environments.results import BadResult, Outcome, number
 from asyncrl_runtime.adapters.sources.reasoning_gym import ENTRY
@@ -17,7 +18,7 @@ class ReasoningGymService:
     def __init__(self) -> None:
         import reasoning_gym
 
-        self._scorer_of = reasoning_gym.get_score_answer_fn
+        self._scorer_of: Callable[[str], Callable[..., object]] = reasoning_gym.get_score_answer_fn
 
     def facts(self) -> dict[str, bool]:
         """No state between turns; nothing is awaited."""
