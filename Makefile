@@ -46,7 +46,8 @@ lint: setup ## Style, layers, types, dependencies
 	cd runtime && ../$(BIN)/deptry src
 
 generate: setup ## Write the files that are generated from the models and tables
-	$(BIN)/python -m asyncrl_api.generate
+	$(BIN)/asyncrl crd > crds/asyncrljobs.yaml
+	$(BIN)/python -m asyncrl_runtime.app.metrics_page > docs/metrics.md
 
 lock: setup ## Resolve the dependencies anew
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
