@@ -1,0 +1,112 @@
+"""An event loop whose clock jumps to the next timer, so that hours of a run take seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from math import inf, nextafter
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+RESOLUTION_SECONDS = 1e-6
+"""Timers this close fire together. The loop's own 1e-9 is below what a float can hold after some months."""
+
+
+class Stalled(RuntimeError):
+    """Every task waits and nothing is scheduled: on a real clock this would hang for ever."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"at {seconds:g} s of virtual time every task waits and no timer, thread or file descriptor "
+            "is left that could wake one"
+        )
+        self.seconds = seconds
+
+
+class VirtualClockLoop(asyncio.SelectorEventLoop):
+    """Time stands still while tasks or executor threads work, and jumps when all of them wait.
+
+    A run is as repeatable as its code: timers fire in order of their times, and of their creation where
+    those are equal. Threads are waited for only if they were started with `run_in_executor` or
+    `asyncio.to_thread`; other sources of events need a file descriptor of this loop.
+    """
+
+    def __init__(self) -> None:
+        self._clock = _Clock(selectors.DefaultSelector())
+        super().__init__(self._clock)
+        self._clock_resolution = RESOLUTION_SECONDS
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._clock.now
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """As of any loop; the clock stands still until it is done."""
+        self._clock.threads += 1
+        try:
+            future = super().run_in_executor(executor, func, *args)
+        except BaseException:
+            self._thread_ended()
+            raise
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        """As of any loop; the clock stands still meanwhile."""
+        self._clock.threads += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self._thread_ended()
+
+    def _thread_ended(self, _: object = None) -> None:
+        self._clock.threads -= 1
+
+
+class _Clock(selectors.BaseSelector):
+    """The loop's selector: waiting for time moves the clock, waiting for anything else is real."""
+
+    def __init__(self, inner: selectors.BaseSelector) -> None:
+        self.inner = inner
+        self.now = 0.0
+        self.threads = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return self.inner.select(0)
+        if self.threads:
+            return self.inner.select(None)
+        if events := self.inner.select(0):
+            return events
+        if timeout is not None:
+            self.now = max(self.now + timeout, nextafter(self.now, inf))
+            return []
+        if len(self.inner.get_map()) > 1:
+            return self.inner.select(None)
+        raise Stalled(self.now)
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self.inner.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self.inner.unregister(fileobj)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self.inner.modify(fileobj, events, data)
+
+    def get_map(self) -> Any:
+        return self.inner.get_map()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+    """Run to the end on a virtual clock of its own. Raises Stalled where a real run would hang."""
+    with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
+        return runner.run(main)
