@@ -1,4 +1,4 @@
-"""Whole runs of random settings, durations and failures: each ends, and no prompt is lost or trained twice."""
+"""Whole runs of random settings, durations and failures: each ends, no prompt is lost or trained twice."""
 
 from dataclasses import dataclass
 from zlib import crc32
