@@ -122,7 +122,7 @@ class Parts:
             max_total_tokens=spec.model.max_total_sequence_length,
             max_turns=algorithm.max_rollout_turns,
             generation_timeout_seconds=native.generation_timeout_seconds,
-            environment_timeout_seconds=native.env_timeout_seconds,
+            environment_timeout_seconds=None,  # environments bound the step, without the wait for a worker
             run_seed=algorithm.seed,
         )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,7 @@ from asyncrl_runtime.core.errors import RunError
 if TYPE_CHECKING:
     from asyncrl_api.job import AsyncRLJob
 
-OK, INVALID, FAILED = 0, 2, 3
+OK, INVALID, FAILED, STOPPED = 0, 2, 3, 75
 
 
 def run_command(
@@ -30,6 +32,7 @@ def run_command(
     from asyncrl_runtime.adapters.torch.entry import torch_server
     from asyncrl_runtime.app.cli import STARTED
 
+    _leave_on_signals()
     torch_server().start()
     try:
         from asyncrl_runtime.app.manifest import ManifestError, read_job
@@ -88,7 +91,7 @@ def _run(
 
 def init_command(task: str | None, output: Path | None) -> int:
     """`asyncrl init`."""
-    from asyncrl_runtime.app.starters import UnknownTask, find, starters, text
+    from asyncrl_runtime.app.starters import FileExists, UnknownTask, find, starters, text, write_manifest
 
     if task is None:
         width = max(len(name) for name in starters())
@@ -96,15 +99,19 @@ def init_command(task: str | None, output: Path | None) -> int:
             sys.stdout.write(f"{name:<{width}}  {summary}\n")
         return OK
     try:
-        content = text(find(task).name)
-    except UnknownTask as error:
+        starter = find(task)
+        if output is None:
+            sys.stdout.write(text(starter.manifest))
+            if starter.companions:
+                named = ", ".join(starter.companions)
+                sys.stderr.write(f"note: it needs {named} beside it; --output FILE writes everything\n")
+            return OK
+        for path in write_manifest(starter, output):
+            sys.stdout.write(f"{path}\n")
+    except (UnknownTask, FileExists) as error:
         return _invalid(str(error))
-    if output is None:
-        sys.stdout.write(content)
-        return OK
-    if output.exists():
-        return _invalid(f"{output} exists: remove it or choose another file with --output")
-    output.write_text(content, encoding="utf-8")
+    except OSError as error:
+        return _invalid(f"{output} cannot be written: {error.strerror}; choose another file with --output")
     return OK
 
 
@@ -177,6 +184,18 @@ def tail_command(run_dir: Path | None) -> int:
     except RunError as error:
         return _invalid(str(error))
     return OK
+
+
+def _leave_on_signals() -> None:
+    """Until the run takes signals itself there is nothing to save."""
+
+    def leave(number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: leaving before anything was started; the same command goes on\n".encode())
+        os._exit(STOPPED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
 
 
 def _invalid(message: str) -> int:

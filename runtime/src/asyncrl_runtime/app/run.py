@@ -7,9 +7,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -23,14 +23,16 @@ from asyncrl_runtime.adapters.sinks.build import open_sinks
 from asyncrl_runtime.adapters.sinks.events import EventLog, SampleLog
 from asyncrl_runtime.adapters.sources.build import training_prompts, validation_prompts
 from asyncrl_runtime.adapters.tokenizers.build import load_tokenizer
+from asyncrl_runtime.app.beside import import_from, with_located_model
 from asyncrl_runtime.app.build import Outside, Parts, connect
 from asyncrl_runtime.app.config import config_yaml
+from asyncrl_runtime.app.failures import as_run_error, failure_facts
 from asyncrl_runtime.app.observer import RunObserver
 from asyncrl_runtime.app.resume import Found, newest_usable, resume
 from asyncrl_runtime.app.screen import Screen
 from asyncrl_runtime.app.snapshot import run_state
-from asyncrl_runtime.app.state import RunState
-from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_summary
+from asyncrl_runtime.app.state import RunState, read_state
+from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_early_failure, write_summary
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import PromptCounts
 from asyncrl_runtime.pumps.step import OpenStep
@@ -60,6 +62,7 @@ class JobRun:
     parts: Parts | None = field(default=None, init=False)
     signals: int = field(default=0, init=False)
     _phase: str = field(default="Pending", init=False)
+    _told_unwritable: bool = field(default=False, init=False)
 
     async def go(self) -> int:
         """Run to the end; the exit status (CLI-21)."""
@@ -67,6 +70,11 @@ class JobRun:
         lock.acquire()
         try:
             return await self._locked()
+        except Exception as error:
+            told = as_run_error(error, self.folder)
+            if self.parts is None:
+                self._close_books_early(told)
+            raise told from error
         finally:
             lock.release()
 
@@ -92,6 +100,7 @@ class JobRun:
 
     async def _observed(self, observer: RunObserver) -> int:
         self._take_signals(observer)
+        self.job = with_located_model(self.job, self.manifest_folder)
         text = config_yaml(self.job)
         write_atomically(self.folder / "config.yaml", text)
         store = DirectoryStore(self.folder / "checkpoints")
@@ -99,7 +108,9 @@ class JobRun:
         store.sweep()
         self._enter("Initializing", "reading data")
         found = newest_usable(store)
+        observer.samples.forget_after(found.cut.steps if found else 0)
         outside = await self._outside(observer, store, text, found)
+        import_from(self.manifest_folder)
         try:
             self.parts = connect(self.job, outside)
             return await self._with_parts(self.parts, found)
@@ -110,8 +121,8 @@ class JobRun:
         self, observer: RunObserver, store: DirectoryStore, text: str, found: Found | None
     ) -> Outside:
         spec, facts = self.job.spec, Derived(self.job.spec)
-        source = await asyncio.to_thread(training_prompts, spec.data)
-        validation = await asyncio.to_thread(validation_prompts, spec.data)
+        source = await asyncio.to_thread(training_prompts, spec.data, folder=self.manifest_folder)
+        validation = await asyncio.to_thread(validation_prompts, spec.data, folder=self.manifest_folder)
         tokenizer = await asyncio.to_thread(load_tokenizer, spec.model, spec.data)
         sink = open_sinks(
             spec.logging,
@@ -152,8 +163,9 @@ class JobRun:
             end = await self._trained(parts)
         except Exception as error:
             state.cancel()
-            self._close_books("failed", str(error), parts, error)
-            raise
+            told = as_run_error(error, self.folder)
+            self._close_books("failed", str(told), parts, told)
+            raise told from error
         else:
             state.cancel()
             status: Status = "stopped" if end == "stopped" else "complete"
@@ -192,7 +204,8 @@ class JobRun:
         """`state.json` once a second, and a live screen."""
         assert self.parts is not None
         while True:
-            self._write_state(self.parts)
+            with self._books_may_fail():
+                self._write_state(self.parts)
             self.screen.refresh(self.parts, self._state(self.parts))
             await asyncio.sleep(STATE_SECONDS)
 
@@ -203,11 +216,37 @@ class JobRun:
         write_atomically(self.folder / "state.json", self._state(parts, failure).to_json())
 
     def _close_books(self, status: Status, reason: str, parts: Parts, error: Exception | None) -> None:
-        failure = None
-        if error is not None:
-            failure = {"type": type(error).__name__, "message": str(error), "step": parts.progress.steps}
+        """Last state, summary, last words. Raises OSError, except where the run failed anyway."""
+        failure = None if error is None else failure_facts(error, parts.progress.steps)
         self._phase = {"complete": "Succeeded", "failed": "Failed", "stopped": "Suspended"}[status]
-        self._write_state(parts, failure)
+        with self._books_may_fail() if failure else nullcontext():
+            self._write_state(parts, failure)
+            self._write_summary(status, reason, parts, failure)
+        self.screen.refresh(parts, self._state(parts, failure))
+        self.screen.end(status, parts, self.tally, self.elapsed(), self.folder)
+
+    def _close_books_early(self, error: RunError) -> None:
+        """This start failed before it went on; what earlier starts reached stays told."""
+        with self._books_may_fail():
+            before = read_state(self.folder) or RunState(name=self.job.metadata.name, phase="Failed")
+            failure = failure_facts(error, before.step)
+            state = replace(before, phase="Failed", failure=failure, pid=os.getpid(), updated_at=time.time())
+            write_atomically(self.folder / "state.json", state.to_json())
+            write_early_failure(self.folder, failure=failure, seconds=self.elapsed())
+
+    @contextmanager
+    def _books_may_fail(self) -> Iterator[None]:
+        """A file that cannot be written is told; it must not hide why the run ends, or end it."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if not self._told_unwritable:
+                log.warning("state and summary cannot be written", reason=str(error))
+            self._told_unwritable = True
+
+    def _write_summary(
+        self, status: Status, reason: str, parts: Parts, failure: dict[str, object] | None
+    ) -> None:
         write_summary(
             self.folder,
             status=status,
@@ -222,7 +261,6 @@ class JobRun:
             else 0.0,
             failure=failure,
         )
-        self.screen.end(status, parts, self.tally, self.elapsed(), self.folder)
 
     def _carry_tally(self, found: Found) -> None:
         """Sums of earlier starts go on."""
@@ -247,9 +285,12 @@ class JobRun:
         """First: finish the step, save, end. Second, or the grace period over: leave at once (CLI-22)."""
         self.signals += 1
         grace = self.job.spec.lifecycle.termination_grace_period_seconds
-        if self.signals > 1 or self.parts is None:
+        if self.signals > 1:
             self.screen.say(f"{name}: leaving at once")
             os._exit(INTERRUPTED)
+        if self.parts is None:
+            self.screen.say(f"{name}: leaving before the first step; the same command goes on")
+            os._exit(STOPPED)
         observer.event("stop_requested", signal=name, grace_seconds=grace)
         self.screen.say(
             f"{name}: finishing the step and saving, within {grace} s; once more to leave at once"
@@ -282,5 +323,6 @@ def run_job(job_run: JobRun, *, verbose: bool) -> int:
     try:
         return asyncio.run(job_run.go())
     except RunError as error:
+        log.info("the run failed", exc_info=error)
         job_run.screen.fail(error, verbose=verbose)
         return FAILED

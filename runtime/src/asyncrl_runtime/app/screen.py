@@ -18,6 +18,8 @@ from asyncrl_runtime.app.state import RunState
 from asyncrl_runtime.app.summary import Status, Tally
 
 HISTORY_STEPS = 256
+ROUTINE = frozenset({"refit"})
+"""Events of every step, which would hide the others."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -114,7 +116,7 @@ class Screen:
             generated_tokens_per_second=state.tokens_per_second,
             trained_tokens_per_second=self._last.get("timing/train/valid_tokens_per_sec_per_gpu"),
             trainer_idle_fraction=state.trainer_idle_fraction,
-            events=tuple(parts.outside.recent_events())[-3:],
+            events=tuple(e for e in parts.outside.recent_events() if e["kind"] not in ROUTINE)[-3:],
         )
 
     def _eta(self, state: RunState) -> float | None:

@@ -6,10 +6,10 @@ import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from asyncrl_runtime.adapters.directory_store import write_atomically
-from asyncrl_runtime.core.ledger import PromptCounts
+from asyncrl_runtime.core.ledger import DiscardCause, PromptCounts
 
 SUMMARY = "summary.json"
 Status = Literal["complete", "failed", "stopped"]
@@ -58,7 +58,6 @@ def write_summary(
     failure: dict[str, object] | None,
 ) -> None:
     """Write it at once, whole."""
-    counts = asdict(prompts)
     value = {
         "status": status,
         "reason": reason,
@@ -68,13 +67,40 @@ def write_summary(
         "validation_reward_mean": tally.validation_mean,
         "seconds": round(seconds, 3),
         "seconds_to_first_step": tally.seconds_to_first_step,
-        "prompts": counts,
+        "prompts": asdict(prompts),
         "tokens": {"generated": tally.generated_tokens, "trained": tally.trained_tokens},
         "staleness": tally.staleness(),
         "trainer_idle_fraction": round(trainer_idle_fraction, 4),
         "failure": failure,
     }
     write_atomically(folder / SUMMARY, json.dumps(value, indent=2) + "\n")
+
+
+def write_early_failure(folder: Path, *, failure: dict[str, object], seconds: float) -> None:
+    """A start that failed before it went on: what an earlier one left stays, else everything is zero."""
+    before = read_summary(folder)
+    if before is None:
+        none = PromptCounts(0, 0, 0, 0, 0, 0, dict.fromkeys(get_args(DiscardCause), 0))
+        write_summary(
+            folder,
+            status="failed",
+            reason=str(failure["message"]),
+            steps=0,
+            max_steps=0,
+            tally=Tally(),
+            seconds=seconds,
+            prompts=none,
+            trainer_idle_fraction=0.0,
+            failure=failure,
+        )
+        return
+    told = {
+        "status": "failed",
+        "reason": failure["message"],
+        "seconds": round(seconds, 3),
+        "failure": failure,
+    }
+    write_atomically(folder / SUMMARY, json.dumps({**before, **told}, indent=2) + "\n")
 
 
 def read_summary(folder: Path) -> dict[str, object] | None:

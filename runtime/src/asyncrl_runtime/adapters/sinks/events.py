@@ -59,6 +59,13 @@ class SampleLog:
     def __init__(self, path: Path) -> None:
         self._file = LineFile(path)
 
+    def forget_after(self, step: int) -> None:
+        """Drop samples of later steps, which a resume rolled back: each step stands once."""
+        rows = list(read_rows(self._file.path))
+        kept: list[Row] = [row for row in rows if int(str(row["step"])) <= step]
+        if len(kept) < len(rows):
+            self._file.rewrite(kept)
+
     def dump(self, step: int, samples: Iterable[Row], *, max_bytes: int) -> int:
         """Write the samples of a step, in order, as long as they fit; returns how many were left out.
 

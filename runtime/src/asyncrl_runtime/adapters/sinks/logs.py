@@ -34,12 +34,15 @@ class RunLogging:
         terminal_level: int = logging.WARNING,
         tracebacks: bool = False,
     ) -> None:
-        """`terminal` takes finished lines (default: stderr); `tracebacks` shows tracebacks there too."""
+        """`terminal` takes lines (default: stderr); `tracebacks` adds them and libraries' warnings."""
         self._handlers: list[logging.Handler] = []
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._add(logging.FileHandler(path, encoding="utf-8"), level, _json_form())
-        self._add(_LineHandler(terminal or _to_stderr), terminal_level, _human_form(tracebacks))
+        shown = _LineHandler(terminal or _to_stderr)
+        if not tracebacks:
+            shown.addFilter(lambda record: record.name != "py.warnings")  # libraries' own, for developers
+        self._add(shown, terminal_level, _human_form(tracebacks))
         logging.getLogger().setLevel(min(level, terminal_level))
         structlog.configure(
             processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -147,6 +147,8 @@ def find_folder(name: str, revision: str | None) -> Path:
     """A folder as it is, else the hub's cache, else the hub itself. Raises `TokenizerFailure`."""
     if Path(name).is_dir():
         return Path(name)
+    if name.startswith((".", "/", "~")):
+        raise TokenizerFailure(name, "is no folder; name one that exists, or a hub id")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

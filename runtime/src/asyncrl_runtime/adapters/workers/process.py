@@ -115,6 +115,8 @@ class WorkerProcess:
         finally:
             if timer is not None:
                 timer.cancel()
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, also where a cancellation came in between
 
     def kill(self) -> None:
         """Send SIGKILL; pending calls fail as soon as it is gone."""
@@ -185,5 +187,6 @@ class WorkerProcess:
 
     def _abandon(self) -> None:
         """Give up on a start; a worker that is not forked yet ends on its closed socket."""
+        self._pending.pop(READY, None)
         self.kill()
         self._channel.close()

@@ -48,7 +48,7 @@ class UnknownTask(RunError):
         known = [starter.task for starter in STARTERS]
         near = difflib.get_close_matches(self.task, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return f"no starter is called {self.task!r}{hint} There are: {', '.join(known)}"
+        return f"no starter is called {self.task!r}{hint or ';'} There are: {', '.join(known)}"
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class FileExists(RunError):
     path: Path
 
     def __str__(self) -> str:
-        return f"{self.path} exists already and stays as it is; name another folder, or move it away"
+        return f"{self.path} exists already and stays as it is; choose another place, or move it away"
 
 
 def find(task: str) -> Starter:
@@ -76,14 +76,20 @@ def text(name: str) -> str:
 
 def write(starter: Starter, folder: Path) -> list[Path]:
     """Write all its files; all or none. Raises `FileExists`."""
-    paths = [folder / name for name in starter.files]
+    return write_manifest(starter, folder / starter.manifest)
+
+
+def write_manifest(starter: Starter, manifest: Path) -> list[Path]:
+    """Write the manifest under that name and the other files beside it; all or none. Raises `FileExists`."""
+    paths = {manifest: starter.manifest}
+    paths |= {manifest.with_name(name): name for name in starter.companions}
     for path in paths:
         if path.exists():
             raise FileExists(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        path.write_text(text(path.name), encoding="utf-8")
-    return paths
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    for path, name in paths.items():
+        path.write_text(text(name), encoding="utf-8")
+    return list(paths)
 
 
 def starters() -> dict[str, str]:
