@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from asyncrl_runtime.adapters.scripted import ScriptedGenerator, ScriptedTokenizer
-from asyncrl_runtime.core.errors import DataFailure, DeadlinePassed, EnvironmentFailure, InfraFailure
+from asyncrl_runtime.core.errors import (
+    DataFailure,
+    DeadlinePassed,
+    EnvironmentFailure,
+    FleetExhausted,
+    InfraFailure,
+)
 from asyncrl_runtime.core.records import Prompt, PromptRef
 from asyncrl_runtime.ports.environment import EnvironmentStep
 from asyncrl_runtime.ports.generator import Sampling
@@ -269,6 +275,25 @@ async def test_an_environment_has_its_deadline(looptime):
     ):
         await bench.roll()
     assert looptime == 4
+
+
+async def test_a_dead_shard_gets_no_request_and_the_others_share_its_turns():
+    shards = [ScriptedGenerator(index=i, seconds=lambda request: 1.0) for i in range(3)]
+    await shards[1].close()
+    bench = Bench()
+    object.__setattr__(bench.manager, "fleet", Fleet(shards=shards))
+    await bench.roll(generations=6)
+    assert [len(shard.started) for shard in shards] == [3, 0, 3]
+
+
+async def test_sc_8_47_no_shard_left_ends_the_run():
+    shards = [ScriptedGenerator(index=i, seconds=lambda request: 1.0) for i in range(2)]
+    for shard in shards:
+        await shard.close()
+    bench = Bench()
+    object.__setattr__(bench.manager, "fleet", Fleet(shards=shards))
+    with pytest.raises(FleetExhausted, match=r"all 2 generation shards have ended \(.*\); run the job again"):
+        await bench.roll()
 
 
 async def test_requests_go_to_shards_in_turn():

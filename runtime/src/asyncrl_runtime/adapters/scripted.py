@@ -88,6 +88,11 @@ class ScriptedGenerator:
     running: int = field(default=0, init=False)
     closed: bool = field(default=False, init=False)
 
+    @property
+    def alive(self) -> bool:
+        """Until it is closed."""
+        return not self.closed
+
     async def start(self) -> None:
         """Nothing to load."""
 

@@ -59,11 +59,10 @@ def run_state(
 
 def _shard(parts: Parts, index: int) -> ShardView:
     shard = parts.shards[index]
-    alive = bool(getattr(shard, "alive", True))
     return ShardView(
         index=index,
-        state="HEALTHY" if alive else "DEAD",
+        state="HEALTHY" if shard.alive else "DEAD",
         weight_version=parts.versions.stamp,
-        pid=shard.worker.pid if alive and hasattr(shard, "worker") else None,
+        pid=shard.worker.pid if shard.alive and hasattr(shard, "worker") else None,
         outstanding=parts.fleet.outstanding[index],
     )

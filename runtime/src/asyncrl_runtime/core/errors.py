@@ -81,7 +81,10 @@ class TrainerFailure(RunError):
     problem: str
 
     def __str__(self) -> str:
-        return f"the trainer failed in {self.call}: {self.problem}"
+        return (
+            f"the trainer failed in {self.call}: {self.problem}; "
+            "run the job again, it goes on from its newest checkpoint"
+        )
 
 
 @dataclass(eq=False)
@@ -92,6 +95,21 @@ class NonFiniteStep(TrainerFailure):
         return (
             f"{self.problem}; the optimizer step was not applied and the parameters are unchanged; "
             "lower spec.training.optimizer.lr, or check rewards and advantages of the step"
+        )
+
+
+@dataclass(eq=False)
+class FleetExhausted(RunError):
+    """No generation shard is left (SC-8.47)."""
+
+    shards: int
+    last: str
+    """Why the last request failed."""
+
+    def __str__(self) -> str:
+        return (
+            f"all {self.shards} generation shards have ended ({self.last}); "
+            "run the job again, it goes on from its newest checkpoint"
         )
 
 

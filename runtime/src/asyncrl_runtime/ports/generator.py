@@ -68,6 +68,11 @@ class Generator(Protocol):
 
     index: int
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can take requests, as far as is known without asking it."""
+        ...
+
     async def start(self) -> None:
         """Load, warm up and get ready; weights are version -1 until a weight sync lands."""
         ...

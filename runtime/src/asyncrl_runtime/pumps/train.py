@@ -228,7 +228,10 @@ class TrainPump:
                 await work(step)
                 return
             except TrainerFailure as failure:
-                await self.trainer.abort()
+                try:
+                    await self.trainer.abort()
+                except TrainerFailure:
+                    raise failure from None
                 if step.reports or retries >= self.settings.step_retries:
                     raise
                 retries += 1
