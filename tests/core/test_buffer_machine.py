@@ -30,7 +30,7 @@ class Entry:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Dispatch, commit, retry, select, evict and promote in any order; the model does each by a linear search."""
+    """Dispatch, commit, retry, select, evict and promote in any order; the model searches a list."""
 
     make = staticmethod(lambda buffer, window: None)
     stamped = False
@@ -40,7 +40,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.window = window
         self.buffer = ReplayBuffer(GROUPS_PER_STEP * (window + 1) + spare)
         self.sampler = self.make(self.buffer, window)
-        self.version, self.names = 0, 0
+        self.version, self.names, self.selected = 0, 0, False
         self.slots, self.waiting, self.pending = [], {}, []
         self.attempts = Counter()
 
@@ -52,43 +52,56 @@ class BufferMachine(RuleBasedStateMachine):
         stamp = self.sampler.admit(self.version)
         assert (stamp is not None) == self.stamped
         self.pending = [stamp] * GROUPS_PER_STEP
+        self.launch()
+        self.reserve([True, True, False])
 
     @precondition(lambda self: self.pending and self.buffer.free)
     @rule()
     def launch(self):
-        self.names += 1
-        name = f"g{self.names}"
-        self.buffer.launch(name)
-        self.waiting[name] = self.pending.pop()
+        for stamp in self.pending[: self.buffer.free]:
+            self.names += 1
+            self.buffer.launch(f"g{self.names}")
+            self.waiting[f"g{self.names}"] = stamp
+            self.pending.remove(stamp)
 
     @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def reserve(self, data):
-        name = data.draw(st.sampled_from(sorted(self.waiting)))
-        target = self.waiting.pop(name)
-        attempt = self.attempts[name]
-        self.attempts[name] += 1
-        meta = group(name, weight=self.version, target=target, attempt=attempt)
-        self.buffer.reserve(name, meta.prompt, start_weight=self.version, target_step=target, attempt=attempt)
-        self.slots.append(Entry(name, self.version, target, attempt))
+    @rule(picks=st.lists(st.sampled_from([True, True, False]), min_size=4, max_size=8))
+    def reserve(self, picks):
+        for name, picked in zip(list(self.waiting), picks, strict=False):
+            if not picked:
+                continue
+            target, attempt = self.waiting.pop(name), self.attempts[name]
+            self.attempts[name] += 1
+            meta = group(name, weight=self.version, target=target, attempt=attempt)
+            self.buffer.reserve(
+                name, meta.prompt, start_weight=self.version, target_step=target, attempt=attempt
+            )
+            self.slots.append(Entry(name, self.version, target, attempt))
 
     @precondition(lambda self: any(not slot.ready for slot in self.slots))
-    @rule(data=st.data(), succeeds=st.sampled_from([True, True, True, False]))
-    def finish(self, data, succeeds):
-        slot = data.draw(st.sampled_from([slot for slot in self.slots if not slot.ready]))
-        meta = group(slot.name, weight=slot.weight, target=slot.target, attempt=slot.attempt)
-        with pytest.raises(BufferFault):
-            self.buffer.commit(group(slot.name, attempt=slot.attempt + 1))
-        if succeeds:
-            self.buffer.commit(meta)
-            slot.ready = True
-        else:
-            self.buffer.remove(slot.name)
-            self.slots.remove(slot)
-            self.waiting[slot.name] = slot.target
+    @rule(
+        outcomes=st.lists(
+            st.sampled_from(["commits", "commits", "commits", "fails", "runs"]), min_size=3, max_size=6
+        )
+    )
+    def finish(self, outcomes):
+        running = [slot for slot in self.slots if not slot.ready]
+        for slot, outcome in zip(running, outcomes, strict=False):
+            with pytest.raises(BufferFault):
+                self.buffer.commit(group(slot.name, attempt=slot.attempt + 1))
+            if outcome == "commits":
+                self.buffer.commit(
+                    group(slot.name, weight=slot.weight, target=slot.target, attempt=slot.attempt)
+                )
+                slot.ready = True
+            elif outcome == "fails":
+                self.buffer.remove(slot.name)
+                self.slots.remove(slot)
+                self.waiting[slot.name] = slot.target
 
     # ── the training side ───────────────────────────────────────────────────────────────────────────
 
+    @precondition(lambda self: self.buffer.ready)
     @rule()
     def evict(self):
         expected = [slot for slot in self.slots if slot.ready and self.is_over(slot)]
@@ -97,7 +110,8 @@ class BufferMachine(RuleBasedStateMachine):
         )
         self.drop(expected)
 
-    @rule(minimum=st.integers(1, 4), more=st.integers(0, 4))
+    @precondition(lambda self: self.buffer.ready)
+    @rule(minimum=st.sampled_from([1, 1, 1, 2, 3]), more=st.integers(0, 4))
     def select(self, minimum, more):
         self.evict()
         eligible = self.eligible()
@@ -110,14 +124,18 @@ class BufferMachine(RuleBasedStateMachine):
         for meta in batch.groups:
             self.within_bounds(meta)
         self.drop(expected)
+        self.selected = True
 
+    @precondition(lambda self: self.selected or not (self.slots or self.waiting or self.pending))
     @rule()
     def step(self):
         self.version += 1
+        self.selected = False
 
-    @precondition(lambda self: self.stamped)
-    @rule(to=st.integers(0, 8))
-    def promote(self, to):
+    @precondition(lambda self: self.stamped and self.buffer.ready)
+    @rule(ahead=st.integers(0, 3))
+    def promote(self, ahead):
+        to = self.version + ahead
         later = [slot for slot in self.slots if slot.ready and slot.target is not None and slot.target > to]
         lender = max((slot.target for slot in later), default=None)
         assert self.buffer.promote_ready_group(to_target_step=to) == lender
@@ -249,7 +267,7 @@ class FreshestMachine(WindowedMachine):
         return sorted(super().eligible(), key=lambda slot: -slot.weight)
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=60, deadline=None)
+SETTINGS = settings(max_examples=120, stateful_step_count=50, deadline=None)
 for machine in (InOrderMachine, WeightFifoMachine, ReadyFirstMachine, WindowedMachine, FreshestMachine):
     machine.TestCase.settings = SETTINGS
 
