@@ -223,18 +223,22 @@ def test_sc_14_159_a_restored_slot_is_what_was_saved():
 # ── cost ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_removed_and_promoted_slots_do_not_pile_up_in_the_indices():
+@pytest.mark.parametrize("by_target", [True, False])
+def test_slots_that_have_left_do_not_pile_up_in_the_indices(by_target):
     buffer = ReplayBuffer(64)
-    put_slot(buffer, "old", weight=0, target=5000)
-    for number in range(2000):
-        put_slot(buffer, f"g{number}", weight=number + 1, target=number)
-        buffer.take_by_target(number, 1) if number % 2 else buffer.take_by_weight([number + 1], 1)
-    held = sum(
-        len(bucket.heap) for index in (buffer._by_weight, buffer._by_target) for bucket in index.values()
-    )
-    assert held == 2
+    put_slot(buffer, "old", weight=0, target=10_000)
+    for number in range(3000):
+        put_slot(buffer, f"g{number}", weight=0, target=number)
+        if by_target:
+            assert names(buffer.take_by_target(number, 1)) == [f"g{number}"]
+        else:
+            buffer.promote_ready_group(to_target_step=20_000)
+            buffer.take([f"g{number}"])
+    buckets = [buffer._all_ready, *buffer._by_weight.values(), *buffer._by_target.values()]
+    assert sum(len(bucket.heap) for bucket in buckets) < 3 * 50
     assert buffer.weights() == [0]
-    assert buffer.targets() == {5000: 1}
+    assert buffer.targets() == {10_000: 1}
+    assert names(buffer.take_by_weight([0], 9)) == ["old"]
 
 
 def test_slots_removed_out_of_order_leave_the_heap_when_they_surface():

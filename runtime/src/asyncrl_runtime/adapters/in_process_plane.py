@@ -58,18 +58,19 @@ class _Block:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
-    blocks: list[tuple[_Block, int]] = field(default_factory=list)
-    """Where its columns are, each with its place there; a later block hides an earlier one."""
+class _Place:
+    """Where a row is in a block, and where its earlier columns are. Never changed: snapshots share it."""
 
-    tags: dict[str, int | float | str | bool] | None = None
+    block: _Block
+    row: int
+    before: _Place | None
 
-    def find(self, name: str) -> tuple[_Block, int] | None:
-        """The block that holds a column."""
-        for place in reversed(self.blocks):
-            if name in place[0].columns:
-                return place
-        return None
+    def find(self, name: str) -> _Place | None:
+        """The newest place that has a column."""
+        place: _Place | None = self
+        while place is not None and name not in place.block.columns:
+            place = place.before
+        return place
 
 
 @dataclass(slots=True)
@@ -81,7 +82,8 @@ class InProcessPlane:
     """
 
     capacity_rows: int
-    _rows: dict[SampleId, _Row] = field(default_factory=dict, init=False)
+    _rows: dict[SampleId, _Place] = field(default_factory=dict, init=False)
+    _tags: dict[SampleId, Tags] = field(default_factory=dict, init=False)
     _operations: Counter[str] = field(default_factory=Counter, init=False)
     _bytes: Counter[str] = field(default_factory=Counter, init=False)
     _seconds: Counter[str] = field(default_factory=Counter, init=False)
@@ -107,31 +109,24 @@ class InProcessPlane:
         self._write(tuple(sample_ids), columns, written)
         if tags is not None:
             for sample, tag in zip(sample_ids, tags, strict=True):
-                row = held[sample]
-                row.tags = {**(row.tags or {}), **tag}
+                self._tags[sample] = {**self._tags.get(sample, {}), **tag}
         self._peak = max(self._peak, self._outstanding)
         self._count("put", written, began)
 
     def _write(self, samples: tuple[SampleId, ...], columns: Columns, written: int) -> None:
-        rows = []
-        for sample in samples:
-            row = self._rows.get(sample)
-            if row is None:
-                row = self._rows[sample] = _Row()
-            rows.append(row)
-        if not rows:
+        if not samples:
             return
-        block = _Block(samples, dict(columns), written, len(rows))
-        last = rows[0].blocks[-1][0] if rows[0].blocks else None
-        if last is not None and last.samples == samples and all(r.blocks[-1][0] is last for r in rows):
+        held = self._rows
+        places = [held.get(sample) for sample in samples]
+        block = _Block(samples, dict(columns), written, len(samples))
+        last = places[0].block if places[0] is not None else None
+        if last is not None and last.samples == samples and all(p and p.block is last for p in places):
             block.columns = {**last.columns, **columns}
             block.bytes = sum(column.nbytes for column in block.columns.values())
             self._outstanding -= last.bytes
-            for place, row in enumerate(rows):
-                row.blocks[-1] = (block, place)
-        else:
-            for place, row in enumerate(rows):
-                row.blocks.append((block, place))
+            places = [place and place.before for place in places]
+        for row, (sample, before) in enumerate(zip(samples, places, strict=True)):
+            held[sample] = _Place(block, row, before)
         self._outstanding += block.bytes
 
     async def get(self, sample_ids: Sequence[SampleId], fields: Sequence[str]) -> Columns:
@@ -158,13 +153,14 @@ class InProcessPlane:
         began = perf_counter()
         cleared = 0
         for sample in sample_ids:
-            row = self._rows.pop(sample, None)
-            if row is None:
-                continue
-            for block, _ in row.blocks:
-                block.rows -= 1
-                if not block.rows:
-                    cleared += block.bytes
+            place = self._rows.pop(sample, None)
+            if self._tags:
+                self._tags.pop(sample, None)
+            while place is not None:
+                place.block.rows -= 1
+                if not place.block.rows:
+                    cleared += place.block.bytes
+                place = place.before
         self._outstanding -= cleared
         self._count("clear", cleared, began)
 
@@ -174,15 +170,14 @@ class InProcessPlane:
 
     async def snapshot(self, directory: Path) -> Mapping[str, object]:
         """Write rows.safetensors (a values array per column) and rows.json (who owns which part)."""
-        rows = {sample: _Row(list(row.blocks), row.tags) for sample, row in self._rows.items()}
-        return await asyncio.to_thread(lambda: write_snapshot(directory, _saved(rows)))
+        rows, tags = dict(self._rows), dict(self._tags)
+        return await asyncio.to_thread(lambda: write_snapshot(directory, _saved(rows, tags)))
 
     async def restore(self, directory: Path) -> None:
         """Replace all rows; nothing changes unless the snapshot is whole. Raises SnapshotDamaged."""
         saved = await asyncio.to_thread(read_snapshot, directory)
-        self._rows = _restored(saved)
-        blocks = {id(block): block for row in self._rows.values() for block, _ in row.blocks}
-        self._outstanding = sum(block.bytes for block in blocks.values())
+        self._rows, self._outstanding = _restored(saved)
+        self._tags = dict(saved.tags)
         self._peak = max(self._peak, self._outstanding)
 
     def usage(self) -> PlaneUsage:
@@ -199,6 +194,7 @@ class InProcessPlane:
     async def close(self) -> None:
         """Drop every row."""
         self._rows.clear()
+        self._tags.clear()
         self._outstanding = 0
 
     def _count(self, operation: str, count: int, began: float) -> None:
@@ -207,45 +203,49 @@ class InProcessPlane:
         self._seconds[operation] += perf_counter() - began
 
 
-def _gather(rows: Sequence[_Row], name: str) -> Jagged:
+def _gather(rows: Sequence[_Place], name: str) -> Jagged:
     """A column of rows that have it; neighbours in one block are copied in one piece."""
     parts: list[Jagged] = []
-    at = 0
-    while at < len(rows):
-        block, first = rows[at].find(name) or _no_column(name)
-        end = first + 1
-        at += 1
-        while at < len(rows) and rows[at].find(name) == (block, end):
+    block, first, end = None, 0, 0
+    for row in rows:
+        place = row.find(name)
+        assert place is not None
+        if place.block is block and place.row == end:
             end += 1
-            at += 1
-        parts.append(block.part(name, first, end))
-    if not parts:
+            continue
+        if block is not None:
+            parts.append(block.part(name, first, end))
+        block, first, end = place.block, place.row, place.row + 1
+    if block is None:
         return Jagged(np.empty(0), np.empty(0, np.int64))
+    parts.append(block.part(name, first, end))
     return parts[0] if len(parts) == 1 else Jagged.join(parts)
 
 
-def _no_column(name: str) -> tuple[_Block, int]:
-    raise KeyError(name)
-
-
-def _saved(rows: Mapping[SampleId, _Row]) -> SavedRows:
+def _saved(rows: Mapping[SampleId, _Place], tags: Mapping[SampleId, Tags]) -> SavedRows:
+    held, names = list(rows.values()), set()
+    for row in held:
+        place: _Place | None = row
+        while place is not None:
+            names.update(place.block.columns)
+            place = place.before
     columns: dict[str, tuple[np.ndarray, Jagged]] = {}
-    held = list(rows.values())
-    for name in sorted({name for row in held for block, _ in row.blocks for name in block.columns}):
+    for name in sorted(names):
         owners = [number for number, row in enumerate(held) if row.find(name) is not None]
         columns[name] = (np.array(owners, np.int64), _gather([held[number] for number in owners], name))
-    tags = {sample: row.tags for sample, row in rows.items() if row.tags}
     return SavedRows(list(rows), tags, columns)
 
 
-def _restored(saved: SavedRows) -> dict[SampleId, _Row]:
-    """Rows in blocks of their own memory, so that it is given back bit by bit."""
-    rows = {sample: _Row(tags=dict(saved.tags.get(sample, {})) or None) for sample in saved.samples}
+def _restored(saved: SavedRows) -> tuple[dict[SampleId, _Place], int]:
+    """Rows in blocks of their own memory, so that it is given back bit by bit; and their bytes."""
+    rows: dict[SampleId, _Place] = {}
+    total = 0
     starts = {name: np.concatenate(([0], np.cumsum(c.lengths))) for name, (_, c) in saved.columns.items()}
-    for first in range(0, len(rows), ROWS_PER_RESTORED_BLOCK):
-        alike: dict[tuple[int, ...], dict[str, Jagged]] = {}
+    for first in range(0, len(saved.samples), ROWS_PER_RESTORED_BLOCK):
+        everyone = range(first, min(first + ROWS_PER_RESTORED_BLOCK, len(saved.samples)))
+        alike: dict[tuple[int, ...], dict[str, Jagged]] = {tuple(everyone): {}}
         for name, (owners, column) in saved.columns.items():
-            low, high = np.searchsorted(owners, (first, first + ROWS_PER_RESTORED_BLOCK))
+            low, high = np.searchsorted(owners, (everyone.start, everyone.stop))
             if low < high:
                 values = column.values[starts[name][low] : starts[name][high]].copy()
                 part = Jagged(values, column.lengths[low:high])
@@ -253,6 +253,7 @@ def _restored(saved: SavedRows) -> dict[SampleId, _Row]:
         for owners_here, columns in alike.items():
             samples = tuple(saved.samples[number] for number in owners_here)
             block = _Block(samples, columns, sum(c.nbytes for c in columns.values()), len(samples))
-            for place, sample in enumerate(samples):
-                rows[sample].blocks.append((block, place))
-    return rows
+            total += block.bytes
+            for row, sample in enumerate(samples):
+                rows[sample] = _Place(block, row, rows.get(sample))
+    return rows, total

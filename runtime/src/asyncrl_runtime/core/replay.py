@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.records import BatchMeta, GroupId, GroupMeta, PromptRef
+
+_MAX_STALE = 32
 
 
 @dataclass(eq=False)
@@ -44,17 +46,35 @@ class Slot:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Ready slots of one key, oldest first. Removed ones stay in the heap until they surface."""
+    """Ready slots of one key, oldest first.
+
+    Slots that have left stay in the heap until they surface, or outnumber those that have not.
+    """
+
+    belongs: Callable[[Slot], bool]
+    """Whether a live slot still has the key."""
 
     heap: list[tuple[int, Slot]] = field(default_factory=list)
     count: int = 0
 
-    def head(self, belongs: Callable[[Slot], bool]) -> Slot | None:
-        """The oldest slot that is still in the bucket."""
+    def enter(self, slot: Slot) -> None:
+        """Add a slot that has the key now."""
+        heapq.heappush(self.heap, (slot.order, slot))
+        self.count += 1
+
+    def leave(self) -> None:
+        """A slot is no longer live, or has another key."""
+        self.count -= 1
+        if len(self.heap) > 2 * self.count + _MAX_STALE:
+            self.heap = [entry for entry in self.heap if entry[1].live and self.belongs(entry[1])]
+            heapq.heapify(self.heap)
+
+    def head(self) -> Slot | None:
+        """The oldest slot."""
         heap = self.heap
         while heap:
             slot = heap[0][1]
-            if slot.live and belongs(slot):
+            if slot.live and self.belongs(slot):
                 return slot
             heapq.heappop(heap)
         return None
@@ -73,7 +93,7 @@ class ReplayBuffer:
 
     _slots: dict[GroupId, Slot] = field(default_factory=dict, init=False)
     _launched: set[GroupId] = field(default_factory=set, init=False)
-    _ready: int = field(default=0, init=False)
+    _all_ready: _Bucket = field(default_factory=lambda: _Bucket(lambda slot: slot.ready), init=False)
     _next_order: int = field(default=0, init=False)
     _by_weight: dict[int, _Bucket] = field(default_factory=dict, init=False)
     _by_target: dict[int, _Bucket] = field(default_factory=dict, init=False)
@@ -85,12 +105,12 @@ class ReplayBuffer:
     @property
     def free(self) -> int:
         """Groups that may still be launched."""
-        return max(0, self.capacity - len(self._launched) - self._ready)
+        return max(0, self.capacity - len(self._launched) - self._all_ready.count)
 
     @property
     def restore_debt(self) -> int:
         """Groups above the capacity; that many must leave before one may be launched (SC-4.43)."""
-        return max(0, len(self._launched) + self._ready - self.capacity)
+        return max(0, len(self._launched) + self._all_ready.count - self.capacity)
 
     @property
     def launched(self) -> int:
@@ -122,12 +142,12 @@ class ReplayBuffer:
     @property
     def ready(self) -> int:
         """Groups that could be trained on."""
-        return self._ready
+        return self._all_ready.count
 
     @property
     def reserved(self) -> int:
         """Slots whose group is not committed."""
-        return len(self._slots) - self._ready
+        return len(self._slots) - self._all_ready.count
 
     def reserve(
         self,
@@ -182,7 +202,7 @@ class ReplayBuffer:
         if slot.target_step is not None:
             self._count_down(self._targets, slot.target_step)
         if slot.ready:
-            self._ready -= 1
+            self._all_ready.leave()
             self._leave(self._by_weight, slot.start_weight)
             if slot.target_step is not None:
                 self._leave(self._by_target, slot.target_step)
@@ -196,15 +216,15 @@ class ReplayBuffer:
         if not later:
             return None
         lender = max(later)
-        slot = self._by_target[lender].head(lambda s: s.target_step == lender)
+        slot = self._by_target[lender].head()
         assert slot is not None
         assert slot.meta is not None
-        self._leave(self._by_target, lender)
-        self._count_down(self._targets, lender)
         slot.target_step = to_target_step
         slot.meta = replace(slot.meta, target_step=to_target_step)
+        self._leave(self._by_target, lender)
+        self._count_down(self._targets, lender)
         self._targets[to_target_step] += 1
-        self._enter(self._by_target, to_target_step, slot)
+        self._of_target(to_target_step).enter(slot)
         return lender
 
     # ── what samplers ask ───────────────────────────────────────────────────────────────────────────
@@ -241,7 +261,8 @@ class ReplayBuffer:
 
     def count_ready(self, *, weights: Iterable[int]) -> int:
         """Ready slots with one of these start weights."""
-        return sum(self._by_weight[w].count for w in weights if w in self._by_weight)
+        buckets = self._by_weight
+        return sum([buckets[w].count for w in weights if w in buckets])
 
     def count_ready_for(self, target_step: int) -> int:
         """Ready slots of a step."""
@@ -249,26 +270,15 @@ class ReplayBuffer:
 
     def take_by_weight(self, weights: Iterable[int], limit: int) -> list[Slot]:
         """Remove the oldest ready slots with one of these start weights, at most limit, in buffer order."""
-        keys = [w for w in weights if w in self._by_weight]
-        taken: list[Slot] = []
-        while len(taken) < limit and keys:
-            heads = [(slot.order, slot) for w in keys if (slot := self._weight_head(w)) is not None]
-            if not heads:
-                break
-            slot = min(heads)[1] if len(heads) > 1 else heads[0][1]
-            taken.append(self.remove(slot.group_id))
-        return taken
+        buckets = [self._by_weight[w] for w in weights if w in self._by_weight]
+        if len(buckets) == len(self._by_weight):
+            return self._take_heads([self._all_ready], limit)
+        return self._take_heads(buckets, limit)
 
     def take_by_target(self, target_step: int, limit: int) -> list[Slot]:
         """Remove the oldest ready slots of a step, at most limit, in buffer order."""
-        taken: list[Slot] = []
-        while len(taken) < limit:
-            bucket = self._by_target.get(target_step)
-            slot = bucket.head(lambda s: s.target_step == target_step) if bucket else None
-            if slot is None:
-                break
-            taken.append(self.remove(slot.group_id))
-        return taken
+        bucket = self._by_target.get(target_step)
+        return self._take_heads([bucket], limit) if bucket else []
 
     def take(self, group_ids: Iterable[GroupId]) -> list[Slot]:
         """Remove these slots, in the given order."""
@@ -276,9 +286,32 @@ class ReplayBuffer:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _weight_head(self, weight: int) -> Slot | None:
+    def _take_heads(self, buckets: Sequence[_Bucket], limit: int) -> list[Slot]:
+        """Remove the oldest slots over these buckets, which share none."""
+        heads = [(slot.order, slot, bucket) for bucket in buckets if (slot := bucket.head()) is not None]
+        heapq.heapify(heads)
+        taken: list[Slot] = []
+        while heads and len(taken) < limit:
+            _, slot, bucket = heads[0]
+            taken.append(self.remove(slot.group_id))
+            following = bucket.head()
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following.order, following, bucket))
+        return taken
+
+    def _of_weight(self, weight: int) -> _Bucket:
         bucket = self._by_weight.get(weight)
-        return bucket.head(lambda s: s.start_weight == weight) if bucket else None
+        if bucket is None:
+            bucket = self._by_weight[weight] = _Bucket(lambda slot: slot.start_weight == weight)
+        return bucket
+
+    def _of_target(self, target: int) -> _Bucket:
+        bucket = self._by_target.get(target)
+        if bucket is None:
+            bucket = self._by_target[target] = _Bucket(lambda slot: slot.target_step == target)
+        return bucket
 
     def _insert(self, slot: Slot) -> None:
         self._slots[slot.group_id] = slot
@@ -288,27 +321,19 @@ class ReplayBuffer:
 
     def _make_ready(self, slot: Slot, meta: GroupMeta) -> None:
         slot.meta = meta
-        self._ready += 1
+        self._all_ready.enter(slot)
         if meta.start_weight != slot.start_weight:
             self._count_down(self._weights, slot.start_weight)
             slot.start_weight = meta.start_weight
             self._weights[slot.start_weight] += 1
-        self._enter(self._by_weight, slot.start_weight, slot)
+        self._of_weight(slot.start_weight).enter(slot)
         if slot.target_step is not None:
-            self._enter(self._by_target, slot.target_step, slot)
-
-    @staticmethod
-    def _enter(index: dict[int, _Bucket], key: int, slot: Slot) -> None:
-        bucket = index.get(key)
-        if bucket is None:
-            bucket = index[key] = _Bucket()
-        heapq.heappush(bucket.heap, (slot.order, slot))
-        bucket.count += 1
+            self._of_target(slot.target_step).enter(slot)
 
     @staticmethod
     def _leave(index: dict[int, _Bucket], key: int) -> None:
         bucket = index[key]
-        bucket.count -= 1
+        bucket.leave()
         if not bucket.count:
             del index[key]
 
