@@ -77,7 +77,7 @@ def _run(
         run = JobRun(
             job=job,
             folder=folder,
-            screen=open_screen(quiet=quiet or as_json),
+            screen=open_screen(quiet=quiet, as_json=as_json),
             started=started,
             manifest_folder=path.resolve().parent,
         )

@@ -53,7 +53,7 @@ class RunObserver:
         tally.validation_mean = metrics.get("val/accuracy", tally.validation_mean)
         records = [(group, self._records.pop(group.group_id, None)) for group in groups]
         if self.sample_every and (step.version + 1) % self.sample_every == 0:
-            rows = (row for group, record in records if record for row in _sample_rows(group, record, step))
+            rows = (row for group, record in records for row in _sample_rows(group, record, step))
             self.samples.dump(step.version + 1, rows, max_bytes=self.sample_max_bytes)
 
     def close(self) -> None:
@@ -62,7 +62,10 @@ class RunObserver:
         self.samples.close()
 
 
-def _sample_rows(group: GroupMeta, record: GroupRecord, step: OpenStep) -> list[dict[str, object]]:
+def _sample_rows(group: GroupMeta, record: GroupRecord | None, step: OpenStep) -> list[dict[str, object]]:
+    lag = step.version - group.start_weight
+    if record is None:  # a checkpoint keeps its tokens, not its text
+        return [{"group": group.group_id, "restored": True, "lag": lag, "time": round(time.time(), 3)}]
     return [
         {
             "group": group.group_id,
@@ -72,7 +75,7 @@ def _sample_rows(group: GroupMeta, record: GroupRecord, step: OpenStep) -> list[
             "reward": done.reward,
             "components": done.reward_components,
             "versions": sorted({version for version in done.weight_versions if version >= 0}),
-            "lag": step.version - group.start_weight,
+            "lag": lag,
             "truncated": done.truncated,
             "flagged": done.flagged,
             "time": round(time.time(), 3),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import structlog
+
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.app.build import Parts, dataset_facts
 from asyncrl_runtime.core.errors import RunError
@@ -12,6 +14,8 @@ from asyncrl_runtime.core.restore import Cut, RestorePlan, plan_restore
 from asyncrl_runtime.core.retention import Saved
 from asyncrl_runtime.ports.checkpoints import Bundle, BundleDamaged
 from asyncrl_runtime.pumps.checkpoint import read_cut
+
+log = structlog.get_logger("asyncrl.resume")
 
 
 @dataclass(eq=False)
@@ -37,18 +41,22 @@ class Found:
     skipped: tuple[str, ...]
     """Newer ones that are damaged, each with its problem."""
 
+    lost_steps: int = 0
+    """Steps that the damaged ones had and this one lacks."""
+
 
 def newest_usable(store: DirectoryStore) -> Found | None:
     """Select what to resume from; changes nothing. Raises NothingUsable, RestoreRefused."""
     problems: list[str] = []
-    for bundle in store.bundles():
+    bundles = store.bundles()
+    for bundle in bundles:
         try:
             store.verify(bundle)
             cut, _ = read_cut(bundle.path)
         except BundleDamaged as damage:
             problems.append(str(damage))
             continue
-        return Found(bundle, cut, tuple(problems))
+        return Found(bundle, cut, tuple(problems), bundles[0].step - bundle.step)
     if problems:
         raise NothingUsable(str(store.root), tuple(problems))
     return None
@@ -79,6 +87,11 @@ async def resume(parts: Parts, found: Found) -> None:
     _apply(parts, cut, plan)
     parts.checkpointer.saved = await asyncio.to_thread(_history, parts.outside.store)
     parts.checkpointer.first_step = parts.checkpointer.last_saved_step = cut.steps
+    if found.skipped:
+        problems = "; ".join(found.skipped)
+        log.warning(
+            f"{problems}; going on from {path.name} instead, {found.lost_steps} steps are trained again"
+        )
     parts.outside.observer.event(
         "resumed",
         step=cut.steps,

@@ -63,6 +63,8 @@ class JobRun:
     signals: int = field(default=0, init=False)
     _phase: str = field(default="Pending", init=False)
     _told_unwritable: bool = field(default=False, init=False)
+    _goes_on: bool = field(default=False, init=False)
+    """Its state is the run's: what earlier starts reached is restored."""
 
     async def go(self) -> int:
         """Run to the end; the exit status (CLI-21)."""
@@ -72,7 +74,7 @@ class JobRun:
             return await self._locked()
         except Exception as error:
             told = as_run_error(error, self.folder)
-            if self.parts is None:
+            if not self._goes_on:
                 self._close_books_early(told)
             raise told from error
         finally:
@@ -152,6 +154,7 @@ class JobRun:
         )
 
     async def _with_parts(self, parts: Parts, found: Found | None) -> int:
+        self._goes_on = found is None
         state = asyncio.create_task(self._keep_state(), name="state")
         try:
             self._enter("Initializing", "starting trainer and shards")
@@ -160,11 +163,13 @@ class JobRun:
                 self._enter("Initializing", f"restoring {found.bundle.path.name}")
                 await resume(parts, found)
                 self._carry_tally(found)
+            self._goes_on = True
             end = await self._trained(parts)
         except Exception as error:
             state.cancel()
             told = as_run_error(error, self.folder)
-            self._close_books("failed", str(told), parts, told)
+            if self._goes_on:
+                self._close_books("failed", str(told), parts, told)
             raise told from error
         else:
             state.cancel()
@@ -204,8 +209,9 @@ class JobRun:
         """`state.json` once a second, and a live screen."""
         assert self.parts is not None
         while True:
-            with self._books_may_fail():
-                self._write_state(self.parts)
+            if self._goes_on:
+                with self._books_may_fail():
+                    self._write_state(self.parts)
             self.screen.refresh(self.parts, self._state(self.parts))
             await asyncio.sleep(STATE_SECONDS)
 

@@ -28,6 +28,9 @@ class Screen:
 
     quiet: bool = False
     live: Live | None = None
+    to_stderr: bool = False
+    """Keep stdout for what a script reads."""
+
     _phase: tuple[str, str] = field(default=("Pending", ""), init=False)
     _rewards: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS), init=False)
     _best: float | None = field(default=None, init=False)
@@ -42,7 +45,7 @@ class Screen:
         if self.live is not None:
             self.live.update(render(view), refresh=True)
         elif not self.quiet:
-            _print(setup_line(view))
+            self._print(setup_line(view))
 
     def step(self, parts: Parts, metrics: Mapping[str, float], state: RunState) -> None:
         """A step has ended."""
@@ -55,7 +58,7 @@ class Screen:
             self._began = (state.seconds, parts.progress.steps)
         self._phase = (self._phase[0], "")
         if self.live is None and not self.quiet:
-            _print(line(self._view(parts, state)))
+            self._print(line(self._view(parts, state)))
 
     def refresh(self, parts: Parts, state: RunState) -> None:
         """A second has passed."""
@@ -67,13 +70,13 @@ class Screen:
         if self.live is not None:
             self.live.console.print(text, markup=False, highlight=False)
         else:
-            _print(text)
+            self._print(text)
 
     def end(self, status: Status, parts: Parts, tally: Tally, seconds: float, folder: Path) -> None:
         """How it ended, and where the results are."""
         self.close()
         reward = "no step was trained" if tally.reward_mean is None else f"reward {tally.reward_mean:.3f}"
-        _print(f"{status}: {parts.progress.steps} steps, {reward}, {seconds:.1f} s; results in {folder}")
+        self._print(f"{status}: {parts.progress.steps} steps, {reward}, {seconds:.1f} s; results in {folder}")
 
     def fail(self, error: Exception, *, verbose: bool) -> None:
         """The last line, on stderr; the traceback only where it was asked for."""
@@ -88,6 +91,11 @@ class Screen:
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+    def _print(self, text: str) -> None:
+        stream = sys.stderr if self.to_stderr else sys.stdout
+        stream.write(text + "\n")
+        stream.flush()
 
     def _view(self, parts: Parts, state: RunState) -> RunView:
         phase, doing = self._phase
@@ -126,15 +134,10 @@ class Screen:
         return pace * (state.max_steps - state.step)
 
 
-def open_screen(*, quiet: bool) -> Screen:
-    """The screen that fits where the output goes."""
-    if quiet or not sys.stdout.isatty():
-        return Screen(quiet=quiet)
+def open_screen(*, quiet: bool, as_json: bool = False) -> Screen:
+    """The screen that fits where the output goes; with `as_json`, stdout stays clean."""
+    if quiet or as_json or not sys.stdout.isatty():
+        return Screen(quiet=quiet or as_json, to_stderr=as_json)
     live = Live(console=Console(), auto_refresh=False, transient=False)
     live.start()
     return Screen(live=live)
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

@@ -37,7 +37,7 @@ class RunStatus:
     state: RunState | None
     summary: Mapping[str, Any] | None
     alive: bool
-    """Its process runs."""
+    """It goes on: its process runs, and it has not ended."""
 
     @property
     def phase(self) -> str:
@@ -75,7 +75,7 @@ def read_status(folder: Path) -> RunStatus:
         summary = None  # of an earlier start; the run goes on
     if state is None and summary is None:
         raise NoRun(folder)
-    return RunStatus(folder, state, summary, alive)
+    return RunStatus(folder, state, summary, alive and summary is None)
 
 
 def status_text(folder: Path, *, now: float | None = None) -> str:
