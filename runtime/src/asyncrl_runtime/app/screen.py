@@ -18,7 +18,7 @@ from asyncrl_runtime.app.state import RunState
 from asyncrl_runtime.app.summary import Status, Tally
 
 HISTORY_STEPS = 256
-ROUTINE = frozenset({"refit"})
+ROUTINE = frozenset({"refit", "step_trained"})
 """Events of every step, which would hide the others."""
 
 

@@ -340,6 +340,9 @@ class TrainPump:
             self.ledger.train(groups)
             self.gate.close()
         self.ledger.check(buffered=self.buffer.ready, claimed=0)
+        self.observer.event(
+            "step_trained", step=self.progress.steps, groups=[group.group_id for group in step.trained]
+        )
         self.changed.notify()
 
     def _metrics(self, step: OpenStep) -> dict[str, float]:
