@@ -17,8 +17,8 @@ from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.ports.checkpoints import Bundle, BundleDamaged, CheckpointFailed, Fenced
 
 MANIFEST, FENCE, STATUS = "manifest.json", "fence.json", "latest_checkpoint_status.json"
-_STEP = re.compile(r"step_(\d+)")
-_REPLACEMENT = re.compile(r"step_(\d+)\.r(\d+)")
+_BUNDLE = re.compile(r"step_(\d+)(?:\.r(\d+))?")
+_NAMES = re.compile(r"step_(\d+)(?:\.current)?")
 
 
 @dataclass(eq=False)
@@ -35,6 +35,19 @@ class FolderInUse(RunError):
         )
 
 
+@dataclass(eq=False)
+class FolderUnusable(RunError):
+    """A run folder cannot be written to."""
+
+    path: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} cannot be used: {self.problem}; repair it, or choose another folder with --output"
+        )
+
+
 @dataclass(slots=True)
 class FolderLock:
     """A lock that ends with the process that holds it, however that ends (CLI-40)."""
@@ -43,16 +56,22 @@ class FolderLock:
     _file: TextIOWrapper | None = field(default=None, init=False)
 
     def acquire(self) -> None:
-        """Take the lock. Raises FolderInUse."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("a+", encoding="utf-8")
+        """Take the lock. Raises FolderInUse, FolderUnusable."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise FolderUnusable(str(self.path.parent), str(error)) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             file.seek(0)
             pid = file.read().strip() or "unknown"
             file.close()
             raise FolderInUse(str(self.path.parent), pid) from None
+        except OSError as error:
+            file.close()
+            raise FolderUnusable(str(self.path.parent), str(error)) from error
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -77,10 +96,13 @@ class DirectoryStore:
     token: int = field(default=0, init=False)
 
     def claim(self) -> int:
-        """Become the owner; returns the start count."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.token = self._owner() + 1
-        write_atomically(self.root / FENCE, json.dumps({"start": self.token, "pid": os.getpid()}))
+        """Become the owner; returns the start count. Raises FolderUnusable."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.token = self._owner() + 1
+            write_atomically(self.root / FENCE, json.dumps({"start": self.token, "pid": os.getpid()}))
+        except OSError as error:
+            raise FolderUnusable(str(self.root), str(error)) from error
         return self.token
 
     def stage(self, step: int) -> Path:
@@ -110,36 +132,34 @@ class DirectoryStore:
             self._check_owner()
             return self._rename(step, staged)
         except OSError as error:
+            self._check_owner()
             raise CheckpointFailed(str(staged), str(error)) from error
 
     def _rename(self, step: int, staged: Path) -> Bundle:
-        final = self.root / f"step_{step}"
-        if not final.exists():
+        final, pointer = self.root / f"step_{step}", self._pointer(step)
+        if not final.exists() and not pointer.exists():
             staged.rename(final)
             _sync(self.root)
             return Bundle(step, final)
         numbers = [
-            int(m[2])
-            for p in self.root.iterdir()
-            if (m := _REPLACEMENT.fullmatch(p.name)) and int(m[1]) == step
+            int(match[2] or 0)
+            for path in self.root.iterdir()
+            if (match := _BUNDLE.fullmatch(path.name)) and int(match[1]) == step
         ]
         replacement = self.root / f"step_{step}.r{max(numbers, default=0) + 1}"
         staged.rename(replacement)
-        old = self._current(step)
-        write_atomically(self.root / f"step_{step}.current", replacement.name)
+        write_atomically(pointer, replacement.name)
         _sync(self.root)
-        if old != final:
-            shutil.rmtree(old, ignore_errors=True)
+        self._sweep_replaced(step)
         return Bundle(step, replacement)
 
     def bundles(self) -> list[Bundle]:
         """Published bundles, newest first."""
         if not self.root.is_dir():
             return []
-        steps = [
-            int(m[1]) for path in self.root.iterdir() if (m := _STEP.fullmatch(path.name)) and path.is_dir()
-        ]
-        return [Bundle(step, self._current(step)) for step in sorted(steps, reverse=True)]
+        steps = {int(match[1]) for path in self.root.iterdir() if (match := _NAMES.fullmatch(path.name))}
+        found = [Bundle(step, self._current(step)) for step in sorted(steps, reverse=True)]
+        return [bundle for bundle in found if bundle.path.exists()]
 
     def verify(self, bundle: Bundle) -> None:
         """Compare every file with the manifest."""
@@ -157,18 +177,21 @@ class DirectoryStore:
             path = bundle.path / name
             if not path.is_file():
                 raise BundleDamaged(str(bundle.path), f"{name} is missing")
-            if _facts(path, sync=False) != facts:
+            try:
+                unchanged = _facts(path, sync=False) == facts
+            except OSError as error:
+                raise BundleDamaged(str(bundle.path), f"{name} cannot be read ({error})") from error
+            if not unchanged:
                 raise BundleDamaged(str(bundle.path), f"{name} is not what was written")
 
     def delete(self, bundle: Bundle) -> None:
-        """Remove a bundle; it stops being selectable first."""
+        """Remove a bundle. It stops being selectable in one rename, and no older one takes its place."""
         self._check_owner()
-        (self.root / f"step_{bundle.step}.current").unlink(missing_ok=True)
-        for path in {self.root / f"step_{bundle.step}", bundle.path}:
-            if path.is_dir():
-                doomed = path.with_name(f"tmp_deleted_{path.name}")
-                path.rename(doomed)
-                shutil.rmtree(doomed)
+        self._sweep_replaced(bundle.step)
+        doomed = bundle.path.with_name(f"tmp_deleted_{bundle.path.name}")
+        bundle.path.rename(doomed)
+        self._pointer(bundle.step).unlink(missing_ok=True)
+        shutil.rmtree(doomed)
 
     def report(self, status: Mapping[str, object]) -> None:
         """Write the status file for monitors."""
@@ -179,14 +202,33 @@ class DirectoryStore:
         self._check_owner()
         for path in self.root.glob("tmp_*"):
             shutil.rmtree(path, ignore_errors=True)
+        for pointer in self.root.glob("step_*.current"):
+            if not self._named_by(pointer).exists():
+                pointer.unlink()
+        for step in {int(m[1]) for path in self.root.iterdir() if (m := _BUNDLE.fullmatch(path.name))}:
+            self._sweep_replaced(step)
+
+    def _sweep_replaced(self, step: int) -> None:
+        """Remove bundles of a step that are not its current one."""
+        current = self._current(step)
+        if not current.is_dir():
+            return
+        for path in list(self.root.iterdir()):
+            match = _BUNDLE.fullmatch(path.name)
+            if match and int(match[1]) == step and path != current:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _pointer(self, step: int) -> Path:
+        return self.root / f"step_{step}.current"
+
+    def _named_by(self, pointer: Path) -> Path:
+        """What a pointer names; a pointer that names no bundle stands for itself, and cannot be verified."""
+        name = pointer.read_text(encoding="utf-8").strip()
+        return self.root / name if _BUNDLE.fullmatch(name) else pointer
 
     def _current(self, step: int) -> Path:
-        pointer = self.root / f"step_{step}.current"
-        return (
-            self.root / pointer.read_text(encoding="utf-8").strip()
-            if pointer.is_file()
-            else self.root / f"step_{step}"
-        )
+        pointer = self._pointer(step)
+        return self._named_by(pointer) if pointer.is_file() else self.root / f"step_{step}"
 
     def _owner(self) -> int:
         try:
