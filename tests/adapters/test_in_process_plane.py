@@ -1,13 +1,14 @@
 """Rows in memory."""
 
+import json
 import random
 
 import numpy as np
 import pytest
-from ports.data_plane_contract import DataPlaneContract, change_json, read, rows_of, tear
+from ports.data_plane_contract import DataPlaneContract, read, rows_of, saved, tear
 
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane, PlaneFull
-from asyncrl_runtime.adapters.plane_snapshot import ROWS, TENSORS, SnapshotDamaged
+from asyncrl_runtime.adapters.plane_snapshot import INDEX, SnapshotDamaged, tensors_of
 from asyncrl_runtime.core.errors import RunError
 
 
@@ -66,7 +67,7 @@ async def test_no_rows_are_no_work(plane):
 async def test_a_restored_plane_gives_memory_back_bit_by_bit(plane, fresh, tmp_path):
     samples = [f"s{i}" for i in range(640)]
     await plane.put(samples, {"x": rows_of([10] * 640)})
-    await plane.snapshot(tmp_path)
+    await saved(plane, tmp_path)
     other = fresh()
     await other.restore(tmp_path)
     full = other.usage().bytes_outstanding
@@ -75,14 +76,14 @@ async def test_a_restored_plane_gives_memory_back_bit_by_bit(plane, fresh, tmp_p
     assert await read(other, samples[639:], "x") == [list(range(6390, 6400))]
 
 
-async def saved(plane, directory):
+async def save_two(plane, directory):
     await plane.put(["a", "b"], {"x": rows_of([1, 2]), "y": rows_of([3, 1])}, [{"n": 1}, {}])
-    await plane.snapshot(directory)
+    await saved(plane, directory)
 
 
-@pytest.mark.parametrize("name", [ROWS, TENSORS])
+@pytest.mark.parametrize("name", [INDEX, tensors_of(0)])
 async def test_a_torn_snapshot_is_refused_and_nothing_changes(plane, fresh, tmp_path, name):
-    await saved(plane, tmp_path)
+    await save_two(plane, tmp_path)
     data, rng = (tmp_path / name).read_bytes(), random.Random(1)
     other = fresh()
     await other.put(["old"], {"x": rows_of([1])})
@@ -108,7 +109,24 @@ async def test_a_torn_snapshot_is_refused_and_nothing_changes(plane, fresh, tmp_
     ],
 )
 async def test_files_that_contradict_each_other_are_refused(plane, fresh, tmp_path, key, value, problem):
-    await saved(plane, tmp_path)
-    change_json(tmp_path / ROWS, key, value)
+    await save_two(plane, tmp_path)
+    (index,) = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / INDEX).write_text(json.dumps([index | {key: value}]))
     with pytest.raises(SnapshotDamaged, match=problem):
         await fresh().restore(tmp_path)
+
+
+async def test_many_rows_are_written_in_pieces(fresh, tmp_path):
+    plane = InProcessPlane(10_000)
+    for n in range(300):
+        await plane.put([f"{n}_{i}" for i in range(8)], {"x": rows_of([1, 0, 2, 3, 1, 0, 2, 3], start=n)})
+    facts = await saved(plane, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [tensors_of(n) for n in range(3)] + [INDEX]
+    assert set(facts["sha256"]) == {path.name for path in tmp_path.iterdir()}
+    assert facts["bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
+    other = InProcessPlane(10_000)
+    await other.restore(tmp_path)
+    assert await other.keys() == await plane.keys()
+    everyone = sorted(await plane.keys())
+    assert await read(other, everyone, "x") == await read(plane, everyone, "x")
+    assert other.usage().bytes_outstanding == plane.usage().bytes_outstanding == facts["live_bytes"]

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import json
 import random
 
 import numpy as np
@@ -24,6 +23,12 @@ def rows_of(lengths, *, start=0, dtype=np.int64):
 
 def listed(column):
     return [row.tolist() for row in column.rows()]
+
+
+async def saved(plane, directory):
+    """Write a snapshot to its end."""
+    finish = await plane.snapshot(directory)
+    return await finish()
 
 
 async def read(plane, samples, name):
@@ -124,7 +129,7 @@ class DataPlaneContract:
         )
         await plane.put(["c"], {"tokens": rows_of([0])})
         await plane.put(["b", "c"], {"late": rows_of([2, 1], dtype=np.float32)})
-        facts = await plane.snapshot(tmp_path / "data_plane")
+        facts = await saved(plane, tmp_path / "data_plane")
         assert facts["rows"] == 3
         other = fresh()
         await other.put(["old"], {"tokens": rows_of([1])})
@@ -137,8 +142,20 @@ class DataPlaneContract:
         await other.clear(["a", "b", "c"])
         assert other.usage().bytes_outstanding == 0
 
+    async def test_rows_may_change_while_a_snapshot_is_written(self, plane, fresh, tmp_path):
+        await plane.put(["a", "b"], {"tokens": rows_of([1, 2])})
+        finish = await plane.snapshot(tmp_path)
+        await plane.put(["a", "b"], {"tokens": rows_of([2, 2], start=50)})
+        await plane.put(["a", "b", "c"], {"late": rows_of([1, 1, 1])})
+        await plane.clear(["b"])
+        await finish()
+        other = fresh()
+        await other.restore(tmp_path)
+        assert await other.keys() == {"a", "b"}
+        assert await read(other, ["a", "b"], "tokens") == [[0], [1, 2]]
+
     async def test_an_empty_snapshot_restores_to_nothing(self, plane, fresh, tmp_path):
-        assert (await plane.snapshot(tmp_path))["rows"] == 0
+        assert (await saved(plane, tmp_path))["rows"] == 0
         other = fresh()
         await other.put(["old"], {"tokens": rows_of([1])})
         await other.restore(tmp_path)
@@ -159,7 +176,7 @@ class DataPlaneContract:
                 await plane.put(samples, {name: column})
                 for sample, row in zip(samples, listed(column), strict=True):
                     model.setdefault(sample, {})[name] = row
-        await plane.snapshot(tmp_path)
+        await saved(plane, tmp_path)
         other = fresh()
         await other.restore(tmp_path)
         for held in (plane, other):
@@ -181,7 +198,7 @@ class DataPlaneContract:
                     "reward": rows_of([1] * 8, dtype=np.float64),
                 },
             )
-        await plane.snapshot(tmp_path)
+        await saved(plane, tmp_path)
         written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         assert written <= 1.05 * plane.usage().bytes_outstanding
 
@@ -195,9 +212,3 @@ def tear(path, rng):
     """Cut a file short, or change its JSON."""
     data = path.read_bytes()
     path.write_bytes(data[: rng.randrange(len(data))])
-
-
-def change_json(path, key, value):
-    index = json.loads(path.read_text())
-    index[key] = value
-    path.write_text(json.dumps(index))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -15,9 +16,9 @@ from asyncrl_runtime.adapters.plane_snapshot import SavedRows, read_snapshot, wr
 from asyncrl_runtime.core.errors import RowsMissing, RunError
 from asyncrl_runtime.core.records import SampleId
 from asyncrl_runtime.ports.columns import Columns, Jagged
-from asyncrl_runtime.ports.data_plane import PlaneUsage, Tags
+from asyncrl_runtime.ports.data_plane import FinishSnapshot, PlaneUsage, Tags
 
-ROWS_PER_RESTORED_BLOCK = 64
+ROWS_PER_PIECE, ROWS_PER_RESTORED_BLOCK = 1024, 64
 
 
 @dataclass(eq=False)
@@ -168,16 +169,24 @@ class InProcessPlane:
         """Every row that is held."""
         return frozenset(self._rows)
 
-    async def snapshot(self, directory: Path) -> Mapping[str, object]:
-        """Write rows.safetensors (a values array per column) and rows.json (who owns which part)."""
+    async def snapshot(self, directory: Path) -> FinishSnapshot:
+        """Hold on to the rows of now, which never change, and write them in a thread."""
         rows, tags = dict(self._rows), dict(self._tags)
-        return await asyncio.to_thread(lambda: write_snapshot(directory, _saved(rows, tags)))
+
+        async def finish() -> Mapping[str, object]:
+            return await asyncio.to_thread(lambda: write_snapshot(directory, _pieces(rows, tags)))
+
+        return finish
 
     async def restore(self, directory: Path) -> None:
         """Replace all rows; nothing changes unless the snapshot is whole. Raises SnapshotDamaged."""
-        saved = await asyncio.to_thread(read_snapshot, directory)
-        self._rows, self._outstanding = _restored(saved)
-        self._tags = dict(saved.tags)
+        pieces = await asyncio.to_thread(read_snapshot, directory)
+        self._rows, self._tags, self._outstanding = {}, {}, 0
+        for piece in pieces:
+            rows, held = _restored(piece)
+            self._rows.update(rows)
+            self._tags.update(piece.tags)
+            self._outstanding += held
         self._peak = max(self._peak, self._outstanding)
 
     def usage(self) -> PlaneUsage:
@@ -222,6 +231,13 @@ def _gather(rows: Sequence[_Place], name: str) -> Jagged:
     return parts[0] if len(parts) == 1 else Jagged.join(parts)
 
 
+def _pieces(rows: Mapping[SampleId, _Place], tags: Mapping[SampleId, Tags]) -> Iterator[SavedRows]:
+    """Bounds the memory and the time for which other threads wait."""
+    samples = iter(rows)
+    while piece := list(islice(samples, ROWS_PER_PIECE)):
+        yield _saved({sample: rows[sample] for sample in piece}, tags)
+
+
 def _saved(rows: Mapping[SampleId, _Place], tags: Mapping[SampleId, Tags]) -> SavedRows:
     held, names = list(rows.values()), set()
     for row in held:
@@ -233,7 +249,7 @@ def _saved(rows: Mapping[SampleId, _Place], tags: Mapping[SampleId, Tags]) -> Sa
     for name in sorted(names):
         owners = [number for number, row in enumerate(held) if row.find(name) is not None]
         columns[name] = (np.array(owners, np.int64), _gather([held[number] for number in owners], name))
-    return SavedRows(list(rows), tags, columns)
+    return SavedRows(list(rows), {s: tags[s] for s in rows if s in tags}, columns)
 
 
 def _restored(saved: SavedRows) -> tuple[dict[SampleId, _Place], int]:

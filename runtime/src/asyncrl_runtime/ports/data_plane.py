@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,8 @@ from asyncrl_runtime.core.records import SampleId
 from asyncrl_runtime.ports.columns import Columns
 
 Tags = Mapping[str, int | float | str | bool]
+FinishSnapshot = Callable[[], Awaitable[Mapping[str, object]]]
+"""Ends the writing of a snapshot; gives facts for the manifest (rows, bytes, sha256 by file)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,12 @@ class DataPlane(Protocol):
         """Every row that is held."""
         ...
 
-    async def snapshot(self, directory: Path) -> Mapping[str, object]:
-        """Write all rows below directory; returns facts for the manifest (rows, bytes, sha256 by file)."""
+    async def snapshot(self, directory: Path) -> FinishSnapshot:
+        """Fix all rows as they are, to be written below directory.
+
+        Rows may change as soon as this returns. The snapshot is whole once what it gave was called and
+        awaited.
+        """
         ...
 
     async def restore(self, directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asyncrl_runtime.core.errors import RunError
@@ -17,7 +17,7 @@ from asyncrl_runtime.core.retention import Retention, Saved
 from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.checkpoints import BundleDamaged, CheckpointFailed, CheckpointStore
-from asyncrl_runtime.ports.data_plane import DataPlane
+from asyncrl_runtime.ports.data_plane import DataPlane, FinishSnapshot
 from asyncrl_runtime.ports.trainer import Trainer
 from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
 from asyncrl_runtime.pumps.train import TrainProgress
@@ -149,8 +149,10 @@ class Checkpointer:
                 await self.trainer.save(staged / "policy", optimizer=self.settings.save_optimizer)
                 async with self.barrier.cut(timeout_seconds=self.settings.barrier_timeout_seconds) as token:
                     paused = loop.time()
-                    cut = await self._cut(token, staged)
+                    cut, finish = await self._cut(token, staged)
                     self.pause_seconds = loop.time() - paused
+                if finish is not None:
+                    await finish()
                 await asyncio.to_thread(self._write, staged, cut, metric)
                 bundle = await asyncio.to_thread(self.store.publish, steps, staged)
         except TimeoutError as error:
@@ -175,8 +177,8 @@ class Checkpointer:
     def _name(self, staged: Path | None) -> str:
         return f"of step {self.progress.steps}" if staged is None else str(staged)
 
-    async def _cut(self, token: CutToken, staged: Path) -> Cut:
-        """Read everything in one await-free block, then the rows it names.
+    async def _cut(self, token: CutToken, staged: Path) -> tuple[Cut, FinishSnapshot | None]:
+        """Read everything in one await-free block, then fix the rows it names.
 
         `token` proves that nothing moves meanwhile.
         """
@@ -206,15 +208,12 @@ class Checkpointer:
             reopened = PromptLedger.from_json(cut.ledger)
             for group in index:
                 reopened.reopen(group.group_id, group.prompt, attempt=group.attempt, target_step=None)
-            return Cut(
-                **{name: getattr(cut, name) for name in Cut.__slots__} | {"ledger": reopened.to_json()}
-            )
+            return replace(cut, ledger=reopened.to_json()), None
         held = await self.plane.keys()
         known = {sample for group in index for sample in group.sample_ids}
         if held != known:
             raise InventoryMismatch(len(known - held), len(held - known))
-        await self.plane.snapshot(staged / "data_plane")
-        return cut
+        return cut, await self.plane.snapshot(staged / "data_plane")
 
     def _write(self, staged: Path, cut: Cut, metric: float | None) -> None:
         state = cut.to_json()
