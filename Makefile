@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 FAST := tests/core tests/pumps tests/api tests/algorithms
 FOLDERS := crds operator runtime tests benchmarks
 
+WARM := import asyncrl_runtime.app.run, asyncrl_runtime.app.validate, asyncrl_runtime.adapters.torch.trainer_service, \
+  asyncrl_runtime.adapters.torch.shard_service, asyncrl_runtime.adapters.torch.advantage_service
+
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
@@ -23,6 +26,7 @@ $(VENV)/.ready: requirements.lock crds/pyproject.toml operator/pyproject.toml ru
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e crds -e operator -e runtime
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c '$(WARM)' # write bytecode of what every run imports
 	@touch $@
 
 demo: setup ## Learn to reverse digits, from random weights
