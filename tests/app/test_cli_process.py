@@ -12,9 +12,11 @@ from support.cli import asyncrl, balanced, rows, small_job, started, summary, wa
 
 LONG = {"algorithm": {"grpo": {"maxNumSteps": 100_000, "maxNumEpochs": 1_000}}}
 SLOW = {
-    "algorithm": {"grpo": {"maxNumSteps": 1_000, "maxNumEpochs": 1_000}},
-    "generation": {"engineArgs": {"tail": {"probability": 1.0, "seconds": 5.0}}},
+    "data": {"validation": {"generated": {"task": "copy", "numDigits": 2, "numPrompts": 4}}},
+    "validation": {"atStart": True},
+    "generation": {"engineArgs": {"tail": {"probability": 1.0, "seconds": 8.0}}},
 }
+"""A validation of eight seconds, which a first signal waits for."""
 
 
 def state(folder):

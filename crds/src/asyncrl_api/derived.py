@@ -29,6 +29,13 @@ class Derived:
         return self.spec.algorithm.ppo or self.spec.algorithm.grpo
 
     @property
+    def valid_algorithm(self) -> GrpoSpec | PpoSpec:
+        """The algorithm's block of a spec that keeps the rules."""
+        if self.algorithm is None:
+            raise ValueError("spec.algorithm holds neither grpo nor ppo")
+        return self.algorithm
+
+    @property
     def is_ppo(self) -> bool:
         """The run uses PPO."""
         return self.spec.algorithm.ppo is not None

@@ -28,6 +28,7 @@ CPUS_PER_GPU = 4
 GIBIBYTES_PER_GPU = 32
 
 Block = TypeVar("Block", bound=BaseModel)
+Value = TypeVar("Value")
 Role = TypeVar("Role", bound=PodFields)
 
 
@@ -58,6 +59,13 @@ def resolve(job: AsyncRLJob, *, cluster: bool = False) -> AsyncRLJob:
         "observability": filled(spec.observability, metrics_port=METRICS_PORT if cluster else 0),
     }
     return job.model_copy(update={"spec": spec.model_copy(update=blocks)})
+
+
+def resolved(value: Value | None) -> Value:
+    """A field that `resolve` has filled."""
+    if value is None:
+        raise ValueError("the spec is not resolved")
+    return value
 
 
 def filled(block: Block, **defaults: Any) -> Block:
@@ -161,7 +169,7 @@ def _value(value: ValueSpec, spec: JobSpec, training: TrainingSpec) -> ValueSpec
 
 def _following(block: Block, leader: BaseModel) -> Block:
     """Fill a block from one with the same fields. `decaySteps` counts other updates and is left."""
-    names = [name for name in type(block).model_fields if name != "decay_steps"]
+    names = [name for name in block.__class__.model_fields if name != "decay_steps"]
     return filled(block, **{name: getattr(leader, name) for name in names})
 
 

@@ -150,9 +150,9 @@ def _scalar_schema(kind: type, metadata: list[Any]) -> Schema:
 
 def _bound(schema: Schema, metadata: list[Any], range_max: int | None) -> None:
     """Write the tightest bounds, leaving out those that the format has anyway."""
-    lows = [(mark.ge, False) for mark in metadata if isinstance(mark, Ge)]
+    lows: list[tuple[Any, bool]] = [(mark.ge, False) for mark in metadata if isinstance(mark, Ge)]
     lows += [(mark.gt, True) for mark in metadata if isinstance(mark, Gt)]
-    highs = [(mark.le, False) for mark in metadata if isinstance(mark, Le)]
+    highs: list[tuple[Any, bool]] = [(mark.le, False) for mark in metadata if isinstance(mark, Le)]
     highs += [(mark.lt, True) for mark in metadata if isinstance(mark, Lt)]
     low, high = max(lows, default=None), min(highs, default=None, key=lambda bound: bound[0])
     if low is not None and (range_max is None or low[0] > -range_max - 1):

@@ -1,6 +1,7 @@
 """Rules about data plane, checkpoints and recovery: V-64 to V-80."""
 
 import re
+from typing import Any
 
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import JobSpec
@@ -40,7 +41,7 @@ def _all_hosts_can_write(s: JobSpec, _: Derived) -> bool:
     return "ReadWriteMany" in volume.template.access_modes
 
 
-def _snapshots_need(key: str, cel: str, field: str, fault: str) -> dict[str, str]:
+def _snapshots_need(key: str, cel: str, field: str, fault: str) -> dict[str, Any]:
     return {
         "field": field,
         "cel": f"!SNAPS || {cel}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -87,7 +87,7 @@ class InProcessPlane:
     _tags: dict[SampleId, Tags] = field(default_factory=dict, init=False)
     _operations: Counter[str] = field(default_factory=Counter, init=False)
     _bytes: Counter[str] = field(default_factory=Counter, init=False)
-    _seconds: Counter[str] = field(default_factory=Counter, init=False)
+    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
     _outstanding: int = field(default=0, init=False)
     _peak: int = field(default=0, init=False)
 

@@ -53,7 +53,7 @@ class EstimatorRows:
     @cached_property
     def valid_rows(self) -> np.ndarray:
         """[R] bool."""
-        return self.valid.any(axis=1)
+        return np.asarray(self.valid.any(axis=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def _masked(
         valid = token_weights(token_mask, mask) > 0
         kept, error_stats = sequence_error_mask(
             sequence_errors(batch.columns[GENERATION_LOGPROBS], batch.columns[PREVIOUS_LOGPROBS], valid),
-            valid_rows=valid.any(axis=1),
+            valid_rows=np.asarray(valid.any(axis=1)),
             raw_rewards=np.asarray(batch.rewards),
             threshold=masks.seq_error_threshold,
         )

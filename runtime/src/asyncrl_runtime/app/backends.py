@@ -12,6 +12,7 @@ from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
 from asyncrl_runtime.adapters.torch.settings import (
     Device,
+    DType,
     EngineSettings,
     OptimizerSettings,
     TorchModelSettings,
@@ -46,7 +47,7 @@ def shard_sampling(spec: JobSpec) -> Sampling:
     )
 
 
-def torch_model(spec: JobSpec, tokenizer: Tokenizer, *, dtype: str, gpus: int) -> TorchModelSettings:
+def torch_model(spec: JobSpec, tokenizer: Tokenizer, *, dtype: DType, gpus: int) -> TorchModelSettings:
     """The policy as the torch adapters take it."""
     init, name = spec.model.init, spec.model.name
     shape = None
@@ -69,7 +70,7 @@ def torch_model(spec: JobSpec, tokenizer: Tokenizer, *, dtype: str, gpus: int) -
     return TorchModelSettings(
         folder=pretrained.path if pretrained else name,
         shape=None if pretrained else shape,
-        seed=Derived(spec).algorithm.seed,
+        seed=Derived(spec).valid_algorithm.seed,
         dtype=dtype,
         device=device,
     )
@@ -128,7 +129,7 @@ def trainer(spec: JobSpec, plane: DataPlane, tokenizer: Tokenizer, *, total_upda
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             reference=not facts.skips_reference_logprobs,
-            seed=facts.algorithm.seed,
+            seed=facts.valid_algorithm.seed,
         ),
         plane,
         start_bound=Bound(spec.lifecycle.startup_deadline_seconds, STARTUP),

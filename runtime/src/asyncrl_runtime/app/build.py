@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob, JobSpec
+from asyncrl_api.resolve import resolved
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.app.backends import advantage_stage, generators, shard_sampling, trainer, weight_sync
@@ -56,7 +58,7 @@ class Outside:
     began: float
     """Loop time of the start."""
 
-    finished_step: Callable[[OpenStep, dict[str, float]], None]
+    finished_step: Callable[[OpenStep, Mapping[str, float]], None]
     recent_events: Callable[[], Sequence[Mapping[str, object]]] = tuple
     """Newest last, for whoever shows the run."""
 
@@ -112,7 +114,7 @@ class Parts:
     # ── pumps ───────────────────────────────────────────────────────────────────────────────────────
 
     def _rollouts(self) -> RolloutManager:
-        spec, algorithm = self.spec, self.facts.algorithm
+        spec, algorithm = self.spec, self.facts.valid_algorithm
         native = spec.async_rl.rollout_failure.native
         return RolloutManager(
             fleet=self.fleet,
@@ -127,7 +129,7 @@ class Parts:
         )
 
     def _rollout_pump(self) -> RolloutPump:
-        spec, facts, algorithm = self.spec, self.facts, self.facts.algorithm
+        spec, facts, algorithm = self.spec, self.facts, self.facts.valid_algorithm
         failure = spec.async_rl.rollout_failure
         return RolloutPump(
             source=self.outside.source,
@@ -191,8 +193,8 @@ class Parts:
     def _validator(self) -> Validator:
         validation, training = self.spec.validation, shard_sampling(self.spec)
         sampling = Sampling(
-            temperature=validation.sampling.temperature,
-            top_p=validation.sampling.top_p,
+            temperature=resolved(validation.sampling.temperature),
+            top_p=resolved(validation.sampling.top_p),
             top_k=validation.sampling.top_k,
             max_new_tokens=training.max_new_tokens,
             stop_token_ids=training.stop_token_ids,
@@ -203,9 +205,9 @@ class Parts:
             rollouts=self.rollout.rollouts,
             observer=self.outside.observer,
             settings=ValidationSettings(
-                period_steps=validation.period_steps,
+                period_steps=resolved(validation.period_steps),
                 start_at=validation.start_at,
-                at_start=validation.at_start,
+                at_start=resolved(validation.at_start),
                 at_end=validation.at_end,
                 batch_size=validation.batch_size,
                 max_samples=validation.max_samples,
@@ -281,14 +283,11 @@ class Parts:
 
     def _train_pump(self) -> TrainPump:
         facts, grpo, settings = self.facts, self.spec.algorithm.grpo, self.spec.async_rl
-        models = {
-            name
-            for name, wanted in (
-                ("policy", not facts.skips_previous_logprobs),
-                ("reference", not facts.skips_reference_logprobs),
-            )
-            if wanted
-        }
+        models: set[Literal["policy", "reference"]] = set()
+        if not facts.skips_previous_logprobs:
+            models.add("policy")
+        if not facts.skips_reference_logprobs:
+            models.add("reference")
         return TrainPump(
             settings=TrainSettings(
                 max_steps=self.max_steps,
@@ -296,7 +295,7 @@ class Parts:
                 smallest_chunk=facts.min_groups,
                 policy_epochs=grpo.policy_epochs_per_step if grpo else 1,
                 policy_minibatches=grpo.policy_minibatches_per_step if grpo else 1,
-                minibatch_seed=facts.algorithm.seed,
+                minibatch_seed=facts.valid_algorithm.seed,
                 step_retries=settings.train_step_retries,
                 final_partial_step=settings.final_partial_step,
                 min_step_batch_fraction=settings.rollout_failure.min_step_batch_fraction,
@@ -353,7 +352,7 @@ def dataset_facts(source: PromptSource) -> dict[str, object]:
 
 def clamped_steps(spec: JobSpec, num_prompts: int) -> int:
     """RL steps of the run: what was asked for, within what the data allows (SC-5.80)."""
-    algorithm, facts = Derived(spec).algorithm, Derived(spec)
+    algorithm, facts = Derived(spec).valid_algorithm, Derived(spec)
     if algorithm.max_num_epochs is None:
         return algorithm.max_num_steps
     return max(

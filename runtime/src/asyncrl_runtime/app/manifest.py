@@ -160,7 +160,7 @@ def _steps(path: str) -> list[str | int]:
     return steps if spelt == f".{path}" else []
 
 
-def _assign(node: Any, steps: list[str | int], value: Any) -> None:
+def _assign(node: Any, steps: list[Any], value: Any) -> None:
     """Set a value, making the blocks on the way; an index may name the place after the last entry."""
     step, rest = steps[0], steps[1:]
     if isinstance(step, int):
@@ -174,7 +174,7 @@ def _assign(node: Any, steps: list[str | int], value: Any) -> None:
     if not rest:
         node[step] = value
         return
-    inner = node[step] if isinstance(step, int) else node.get(step)
+    inner = node[step] if isinstance(step, int) or step in node else None
     if inner is None:
         inner = [] if isinstance(rest[0], int) else {}
         node[step] = inner

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -193,8 +193,8 @@ class JobRun:
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _finished_step(self, observer: RunObserver) -> Callable[[OpenStep, dict[str, float]], None]:
-        def finished(step: OpenStep, metrics: dict[str, float]) -> None:
+    def _finished_step(self, observer: RunObserver) -> Callable[[OpenStep, Mapping[str, float]], None]:
+        def finished(step: OpenStep, metrics: Mapping[str, float]) -> None:
             observer.finished_step(step, metrics)
             assert self.parts is not None
             self.screen.step(self.parts, metrics, self._state(self.parts))

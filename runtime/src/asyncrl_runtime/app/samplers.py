@@ -101,7 +101,7 @@ def over_sampling_cap(
 def zero_spread(spec: JobSpec) -> Callable[[GroupRecord], bool]:
     """Dynamic sampling: a group whose raw rewards are all equal teaches nothing (SC-11.60)."""
     facts = Derived(spec)
-    if not facts.algorithm.use_dynamic_sampling:
+    if not facts.valid_algorithm.use_dynamic_sampling:
         return lambda record: False
     by_component = facts.estimator == "gdpo"
 

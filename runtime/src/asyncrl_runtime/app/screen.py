@@ -54,7 +54,7 @@ class Screen:
             self._rewards.append(reward)
             self._best = reward if self._best is None else max(reward, self._best)
         self._last = metrics
-        if self._began is None:
+        if self._began is None and state.seconds is not None:
             self._began = (state.seconds, parts.progress.steps)
         self._phase = (self._phase[0], "")
         if self.live is None and not self.quiet:
@@ -128,7 +128,7 @@ class Screen:
         )
 
     def _eta(self, state: RunState) -> float | None:
-        if self._began is None or state.step <= self._began[1]:
+        if self._began is None or state.seconds is None or state.step <= self._began[1]:
             return None
         pace = (state.seconds - self._began[0]) / (state.step - self._began[1])
         return pace * (state.max_steps - state.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import gettempdir
@@ -63,7 +63,7 @@ class Simulation:
     spec: JobSpec
     prompts: int
     durations: Durations
-    finished: Callable[[OpenStep, dict[str, float]], None] = lambda step, metrics: None
+    finished: Callable[[OpenStep, Mapping[str, float]], None] = lambda step, metrics: None
     """Told about every step."""
 
     observer: Silent = field(default_factory=Silent)

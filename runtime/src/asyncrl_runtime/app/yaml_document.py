@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -90,14 +90,16 @@ def read_documents(text: str) -> list[Document]:
         documents = []
         while loader.check_node():
             node = loader.get_node()
+            assert node is not None  # check_node has seen it
             document = Document(None)
             document.value = _Reader(loader, document.marks).read(node, "")
             if document.value is not None:
                 documents.append(document)
         return documents
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise DocumentError(f"not YAML: {error.problem}", mark and Mark.of(mark)) from error
+        found = error.problem_mark or error.context_mark
+        mark = Mark.of(found) if found is not None else None
+        raise DocumentError(f"not YAML: {error.problem}", mark) from error
     except yaml.YAMLError as error:
         raise DocumentError(f"not YAML: {error}", None) from error
     finally:
@@ -131,7 +133,9 @@ class _Reader:
             raise DocumentError(f"{path} refers to a block that holds it", Mark.of(node.start_mark))
         self._open.append(id(node))
         value = (
-            self._sequence(node, path) if isinstance(node, yaml.SequenceNode) else self._mapping(node, path)
+            self._sequence(node, path)
+            if isinstance(node, yaml.SequenceNode)
+            else self._mapping(cast(yaml.MappingNode, node), path)
         )
         self._open.pop()
         return value

@@ -37,8 +37,10 @@ class StageResult:
 class AdvantageStage(Protocol):
     """Runs off the event loop."""
 
-    fields: tuple[str, ...]
-    """Columns that it reads, whatever the settings of the step."""
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that it reads, whatever the settings of the step."""
+        ...
 
     async def run(self, meta: BatchMeta, columns: Columns) -> StageResult:
         """Reward transforms, filters, estimator (SC-11.12) over complete groups."""

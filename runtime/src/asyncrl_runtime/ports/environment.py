@@ -53,7 +53,10 @@ class EnvironmentStep:
 class Environment(Protocol):
     """Scores one turn. Raises `EnvironmentFailure` naming the prompt and the function at fault."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        ...
 
     async def step(self, episode: Episode) -> EnvironmentStep:
         """Judge the last turn. Cancelling the call stops the work behind it."""

@@ -11,9 +11,15 @@ from asyncrl_runtime.core.records import Prompt, PromptRef
 class PromptSource(Protocol):
     """A dataset with stable integer positions."""
 
-    name: str
-    fingerprint: str
-    """Changes when the order or content of the prompts changes."""
+    @property
+    def name(self) -> str:
+        """What messages and checkpoints call it."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the order or content of the prompts changes."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -25,9 +31,20 @@ class PromptSource(Protocol):
 class Tokenizer(Protocol):
     """Text to tokens and back."""
 
-    vocab_size: int
-    eos_token_id: int
-    pad_token_id: int
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it knows."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int:
+        """Ends a completion."""
+        ...
+
+    @property
+    def pad_token_id(self) -> int:
+        """Fills rows; always masked."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Tokens of plain text, without special tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class OpenStep:
     results: list[StageResult] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
     evicted: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Wall time by phase."""
 
     began: float = field(default_factory=lambda: asyncio.get_running_loop().time())

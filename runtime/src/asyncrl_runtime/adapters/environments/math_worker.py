@@ -6,7 +6,9 @@ import ast
 import math
 import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 from asyncrl_runtime.adapters.environments.results import Outcome
 from asyncrl_runtime.ports.environment import Episode
@@ -17,7 +19,12 @@ TOLERANCE = 1e-6
 MAX_EXPONENT = 64
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?%?|-?\.\d+")
 _CLAIM = re.compile(r"(?:answer\s*(?:is|:|=)|####)\s*(.+)", re.IGNORECASE)
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 class MathService:

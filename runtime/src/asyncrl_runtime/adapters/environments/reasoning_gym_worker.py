@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from asyncrl_runtime.adapters.environments.results import BadResult, Outcome, number
 from asyncrl_runtime.adapters.sources.reasoning_gym import ENTRY
@@ -27,7 +27,7 @@ class ReasoningGymService:
     def step(self, episode: Episode) -> Outcome:
         """Judge the last turn: what stands in <answer> tags, else all of it."""
         entry = episode.prompt.extra.get(ENTRY)
-        if entry is None:
+        if not isinstance(entry, Mapping):
             return Outcome(problem="scores prompts of data.source.reasoningGym only; this is none,")
         tagged = _TAGGED.findall(episode.turns[-1].text)
         given = (tagged[-1] if tagged else episode.turns[-1].text).strip()

@@ -80,7 +80,9 @@ def _load(name: str, *, split: str, subset: str | None, revision: str | None, wh
         if (folder / "dataset_dict.json").exists():
             splits = datasets.load_from_disk(name)
             if split not in splits:
-                raise SourceFailure(where, f"is absent; the folder holds {', '.join(splits)}; set split")
+                raise SourceFailure(
+                    where, f"is absent; the folder holds {', '.join(map(str, splits))}; set split"
+                )
             return splits[split]
         if (folder / "dataset_info.json").exists() and (folder / "state.json").exists():
             return datasets.load_from_disk(name)

@@ -92,7 +92,13 @@ def _answer(value: object) -> str | None:
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    names: dict[type, str] = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return names.get(
         type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}"
     )

@@ -33,8 +33,9 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        functions: dict[str, Any] = environment.globals
+        functions["raise_exception"] = _refuse
+        functions["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from asyncrl_runtime.adapters.torch.entry import Bound, advantage_service, torch_server
+from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, advantage_service, torch_server
 from asyncrl_runtime.adapters.workers import ForkServer, WorkerProcess
 from asyncrl_runtime.algorithms.settings import StageSettings
 from asyncrl_runtime.algorithms.stage import StageInput, StageOutput, run_stage
@@ -65,7 +65,7 @@ class AdvantageWorkers:
                 worker = self._workers[index] = await WorkerProcess.start(
                     advantage_service,
                     name=f"advantage worker {index}",
-                    start_seconds=self._start_bound.seconds,
+                    start_seconds=self._start_bound.seconds or START_SECONDS,
                     setting=self._start_bound.setting,
                     server=self._server or torch_server(),
                 )

@@ -9,6 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ _SEED_MASK = 2**64 - 1
 _TAIL_COUNTERS = (2**40, 2**40 + 1)
 """Random counters beyond any token index."""
 
-Output = tuple[list[int], list[float], list[int], str]
+Output = tuple[list[int], list[float], list[int], Literal["stop", "length"]]
 """Fields of a `GenerationResult`."""
 
 
@@ -70,9 +71,15 @@ class _Slots:
             self.top_k, self.top_p, self.stops, self.watched,
         ):  # fmt: skip
             column[target] = column[source]
-        request = self.requests[source]
+        request = self.request(source)
         self.requests[target], self.requests[source] = request, None
         request.slot = target
+
+    def request(self, slot: int) -> Request:
+        """The request that runs in a slot."""
+        request = self.requests[slot]
+        assert request is not None
+        return request
 
 
 @dataclass(slots=True)
@@ -204,6 +211,7 @@ class Engine:
         now = self._clock()
         while self._held and self._held[0][0] <= now:
             _, _, request = heapq.heappop(self._held)
+            assert request.output is not None
             request.done(request.output)
 
     @torch.inference_mode()
@@ -320,8 +328,9 @@ class Engine:
 
     def _has_stop_string(self, slot: int) -> bool:
         slots = self._slots
+        assert self._decode_text is not None  # `submit` refuses stop strings without it
         text = self._decode_text(slots.tokens[slot, slots.prompts[slot] : slots.lengths[slot]].tolist())
-        return any(string in text for string in slots.requests[slot].sampling.stop_strings)
+        return any(string in text for string in slots.request(slot).sampling.stop_strings)
 
     def _finish(self, ended: np.ndarray, stopped: np.ndarray) -> None:
         slots = self._slots
@@ -359,7 +368,7 @@ class Engine:
         """Free slots, and move the last running ones into the holes."""
         slots = self._slots
         for slot in ended:
-            slots.requests[slot].slot = None
+            slots.request(slot).slot = None
             slots.requests[slot] = None
         left = slots.count - len(ended)
         holes = [slot for slot in ended if slot < left]

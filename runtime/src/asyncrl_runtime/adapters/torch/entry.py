@@ -20,6 +20,10 @@ _ENVIRON = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREAD
 _server: ForkServer | None = None
 
 
+START_SECONDS = 300.0
+"""Bound on the start of a worker whose settings give none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A deadline and the field that holds it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from asyncrl_runtime.adapters.torch.entry import Bound, shard_service, torch_server
+from typing import Any
+
+from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, shard_service, torch_server
 from asyncrl_runtime.adapters.torch.errors import EngineFailure
 from asyncrl_runtime.adapters.torch.settings import EngineSettings
 from asyncrl_runtime.adapters.workers import ForkServer, RemoteError, WorkerProcess
@@ -53,7 +55,7 @@ class TorchGenerator:
                 shard_service,
                 self._settings,
                 name=self.name,
-                start_seconds=self._start_bound.seconds,
+                start_seconds=self._start_bound.seconds or START_SECONDS,
                 setting=self._start_bound.setting,
                 server=self._server or torch_server(),
             )
@@ -94,7 +96,7 @@ class TorchGenerator:
         if self._worker is not None:
             self._worker.kill()
 
-    async def _control(self, method: str) -> ShardState | None:
+    async def _control(self, method: str) -> Any:
         bound = self._probe_bound
         try:
             return await self.worker.call(method, deadline_seconds=bound.seconds, setting=bound.setting)

@@ -36,18 +36,20 @@ class _Layer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        cache = self.cache
+        cache, keys, values = self.cache, self.keys, self.values
+        assert keys is not None
+        assert values is not None
         if cache.filling is not None:
             rows, slots = cache.filling
             width = key_states.shape[2]
-            self.keys[slots, :, :width] = key_states[rows]
-            self.values[slots, :, :width] = value_states[rows]
+            keys[slots, :, :width] = key_states[rows]
+            values[slots, :, :width] = value_states[rows]
             return key_states, value_states
         count, span = len(cache.positions), cache.span
         order = torch.arange(count, device=key_states.device)
-        self.keys[order, :, cache.positions] = key_states[:, :, 0]
-        self.values[order, :, cache.positions] = value_states[:, :, 0]
-        return self.keys[:count, :, :span], self.values[:count, :, :span]
+        keys[order, :, cache.positions] = key_states[:, :, 0]
+        values[order, :, cache.positions] = value_states[:, :, 0]
+        return keys[:count, :, :span], values[:count, :, :span]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -65,7 +67,7 @@ class _Cache(SlotCache):
     def __init__(self, num_layers: int, slots: int, tokens: int) -> None:
         self.size = (slots, tokens)
         self.layers = [_Layer(self) for _ in range(num_layers)]
-        self.passed = Cache(layers=self.layers)
+        self.passed = Cache(layers=list(self.layers))
         self.filling: tuple[Tensor, Tensor] | None = None
         """Rows and slots, while prompts are computed; None while one token is fed to each slot."""
 
@@ -76,6 +78,7 @@ class _Cache(SlotCache):
         for layer in self.layers:
             if layer.is_initialized:
                 for states in (layer.keys, layer.values):
+                    assert states is not None
                     states[target, :, :tokens] = states[source, :, :tokens]
 
 
@@ -122,6 +125,7 @@ class HuggingFaceModel(Model):
         self, cache: SlotCache, token_ids: Tensor, lengths: Tensor, rows: Tensor, slots: Tensor
     ) -> Tensor:
         """See `Model`."""
+        assert isinstance(cache, _Cache)
         cache.filling = (rows, slots)
         last, which = (lengths - 1).unique(return_inverse=True)
         kept = self._at(last, input_ids=token_ids, use_cache=True, **self._passing(cache))
@@ -129,6 +133,7 @@ class HuggingFaceModel(Model):
 
     def decode(self, cache: SlotCache, token_ids: Tensor, positions: Tensor, span: int) -> Tensor:
         """See `Model`."""
+        assert isinstance(cache, _Cache)
         cache.filling, cache.positions, cache.span = None, positions, span
         ahead = torch.arange(span, device=positions.device) > positions[:, None]
         mask = torch.zeros(len(positions), 1, 1, span, dtype=self.inner.dtype, device=positions.device)

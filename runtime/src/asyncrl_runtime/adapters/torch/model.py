@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +108,7 @@ class Decoder(Model):
         self, cache: SlotCache, token_ids: Tensor, lengths: Tensor, rows: Tensor, slots: Tensor
     ) -> Tensor:
         """Fill slots from rows; logits after each row's last token."""
+        assert isinstance(cache, _Cache)
         x, kept = self._full(token_ids, keep=True)
         width = token_ids.shape[1]
         for layer, (keys, values) in enumerate(kept):
@@ -117,6 +119,7 @@ class Decoder(Model):
 
     def decode(self, cache: SlotCache, token_ids: Tensor, positions: Tensor, span: int) -> Tensor:
         """One token for each of the first N slots."""
+        assert isinstance(cache, _Cache)
         count = len(token_ids)
         cos, sin = (table[positions].unsqueeze(1) for table in self._rotations(span))
         ahead = torch.arange(span, device=positions.device) > positions[:, None]
@@ -125,7 +128,7 @@ class Decoder(Model):
         mask.masked_fill_(ahead[:, None, None], float("-inf"))
         at = (cache.rows[:count] + positions[:, None]).flatten()
         grouped = self.shape.num_heads != self.shape.num_kv_heads
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._layers()):
             queries, keys, values = layer.heads_of(x, cos, sin)
             for stored, new in zip(cache.data[index], (keys, values), strict=True):
                 stored.view(-1, layer.head_dim).index_copy_(0, at, new.reshape(-1, layer.head_dim))
@@ -145,7 +148,7 @@ class Decoder(Model):
         grouped = self.shape.num_heads != self.shape.num_kv_heads
         x = F.embedding(token_ids, self.embed)
         kept = []
-        for layer in self.layers:
+        for layer in self._layers():
             queries, keys, values = (part.transpose(1, 2) for part in layer.heads_of(x, cos, sin))
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, is_causal=True, enable_gqa=grouped
@@ -154,6 +157,9 @@ class Decoder(Model):
             if keep:
                 kept.append((keys, values))
         return x, kept
+
+    def _layers(self) -> list[_Layer]:
+        return cast(list[_Layer], list(self.layers))
 
     def _head(self, x: Tensor) -> Tensor:
         weight = self.embed if self.head is None else self.head
@@ -208,10 +214,10 @@ def _published(model: Decoder) -> dict[str, Tensor]:
     """Views of the parameters under the names that Hugging Face folders use."""
     shape = model.shape
     sizes = [count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)]
-    named = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm}
+    named: dict[str, Tensor] = {"model.embed_tokens.weight": model.embed, "model.norm.weight": model.norm}
     if model.head is not None:
         named["lm_head.weight"] = model.head
-    for index, layer in enumerate(model.layers):
+    for index, layer in enumerate(model._layers()):
         prefix = f"model.layers.{index}."
         named[f"{prefix}input_layernorm.weight"] = layer.attention_norm
         named[f"{prefix}post_attention_layernorm.weight"] = layer.ffn_norm

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
 
 Device = Literal["cpu", "cuda", "auto"]
+DType = Literal["float32", "bfloat16", "float16"]
 """`auto` is cuda where there is one, else cpu."""
 
 
@@ -23,7 +24,7 @@ class TorchModelSettings:
     """Weights drawn at random from `seed`."""
 
     seed: int = 0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: DType = "float32"
     device: Device = "cpu"
 
 

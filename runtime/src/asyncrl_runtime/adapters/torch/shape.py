@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
@@ -28,7 +29,7 @@ class DecoderShape:
     tied_embeddings: bool = True
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> DecoderShape | None:
+    def from_config(cls, config: Mapping[str, Any]) -> DecoderShape | None:
         """The shape of a config.json; None if it asks for something that this decoder lacks."""
         kind = config.get("model_type")
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -8,7 +8,7 @@ import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.workers import WorkerProcess
@@ -128,7 +128,7 @@ class SharedMemorySync:
             raise RefitAborted(version, problem) from failed[0][1]
         return answers
 
-    async def _call(self, worker: WorkerProcess, method: str, *args: object) -> object:
+    async def _call(self, worker: WorkerProcess, method: str, *args: object) -> Any:
         return await worker.call(
             method, *args, deadline_seconds=self._bound.seconds, setting=self._bound.setting
         )

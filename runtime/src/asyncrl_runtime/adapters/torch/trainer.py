@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncrl_runtime.adapters.torch.entry import Bound, torch_server, trainer_service
+from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, torch_server, trainer_service
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
 from asyncrl_runtime.adapters.workers import ForkServer, WorkerProcess
 from asyncrl_runtime.core.errors import RunError, TrainerFailure
@@ -58,7 +58,7 @@ class TorchTrainer:
                 trainer_service,
                 self._settings,
                 name="trainer",
-                start_seconds=self._start_bound.seconds,
+                start_seconds=self._start_bound.seconds or START_SECONDS,
                 setting=self._start_bound.setting,
                 server=self._server or torch_server(),
             )

@@ -44,7 +44,7 @@ def packed(error: BaseException) -> tuple[type, tuple, dict]:
     return (RemoteError, (), state)
 
 
-def unpacked(parts: tuple[type, tuple, dict]) -> BaseException:
+def unpacked(parts: tuple[type[BaseException], tuple, dict]) -> BaseException:
     """The exception that `packed` took apart, without running its constructor."""
     kind, args, state = parts
     error = kind.__new__(kind, *args)

@@ -91,18 +91,23 @@ class ForkServer:
         self._tokens += 1
         fork = self._forks[self._tokens] = Fork(loop.create_future(), loop.create_future())
         try:
-            socket.send_fds(self._control, [SPAWN.pack(self._tokens)], [worker.fileno()])
+            socket.send_fds(self._open_control, [SPAWN.pack(self._tokens)], [worker.fileno()])
         except OSError:
             self._ended()
         return fork
+
+    @property
+    def _open_control(self) -> socket.socket:
+        assert self._control is not None
+        return self._control
 
     def close(self) -> None:
         """End the server and every worker that still runs. Idempotent."""
         if self._process is None:
             return
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+            self._loop.remove_reader(self._open_control.fileno())
+        self._open_control.close()
         try:
             self._process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -116,14 +121,14 @@ class ForkServer:
         if self._loop is loop:
             return
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._control.fileno())
+            self._loop.remove_reader(self._open_control.fileno())
         self._forks = {token: fork for token, fork in self._forks.items() if fork.exited.get_loop() is loop}
         self._loop = loop
-        loop.add_reader(self._control.fileno(), self._read)
+        loop.add_reader(self._open_control.fileno(), self._read)
 
     def _read(self) -> None:
         try:
-            data = self._control.recv(65536)
+            data = self._open_control.recv(65536)
         except OSError:
             data = b""
         if not data:
@@ -147,8 +152,10 @@ class ForkServer:
                 fork.exited.set_result(value)
 
     def _ended(self) -> None:
-        self._loop.remove_reader(self._control.fileno())
-        self._control.close()
+        assert self._loop is not None
+        assert self._process is not None
+        self._loop.remove_reader(self._open_control.fileno())
+        self._open_control.close()
         self._process.kill()
         code = self._process.wait()
         self._process = self._loop = None

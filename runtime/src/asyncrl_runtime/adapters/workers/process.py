@@ -35,8 +35,8 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._next_id = READY
-        self._fork: Fork | None = None
-        self._channel: Channel | None = None
+        self._fork: Fork
+        self._channel: Channel
         self._lost_task: asyncio.Task[None] | None = None
 
     @classmethod

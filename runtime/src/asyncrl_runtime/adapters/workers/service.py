@@ -55,7 +55,9 @@ class Deferred:
 
 class _Server:
     def __init__(self) -> None:
-        self.channel: Channel | None = None
+        self.channel: Channel
+        """Set before the first message."""
+
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._service: Any = None
         self._running: dict[int, asyncio.Task[None] | Deferred] = {}

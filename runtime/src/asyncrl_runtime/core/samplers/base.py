@@ -18,11 +18,13 @@ class Sampler(Protocol):
     whenever the trainer version or the window moves.
     """
 
-    name: str
-    supports_buffer_checkpoint: bool
+    name: ClassVar[str]
+    """As the manifest names it."""
+
+    supports_buffer_checkpoint: ClassVar[bool]
     """Its ready groups may be restored from a checkpoint."""
 
-    supports_training_claims: bool
+    supports_training_claims: ClassVar[bool]
     """A snapshot may be taken while a step is open."""
 
     @property
