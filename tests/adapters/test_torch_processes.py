@@ -246,6 +246,21 @@ async def test_a_shard_that_does_not_answer_aborts_the_transfer(trainer, shards)
     assert (await shards[1].probe()).weight_version == 3
 
 
+async def test_a_shard_that_ends_during_a_transfer_is_left_out(sync, trainer, shards):
+    await sync.init_communicator()
+    os.kill(shards[1].worker.pid, signal.SIGKILL)
+    assert shards[1].alive  # nobody has heard of it yet
+    report = await sync.sync_weights(2)
+
+    assert report.participants == (0,)
+    assert not sync.is_stale
+    assert (await shards[0].probe()).weight_version == 2
+
+    os.kill(shards[0].worker.pid, signal.SIGKILL)
+    with pytest.raises(RefitAborted, match="weights of version 3 did not land: generation shard 0 ended"):
+        await sync.sync_weights(3)
+
+
 async def test_all_shards_hold_the_trainers_very_bytes(sync, shards, trainer, batch):
     await train_once(trainer, batch)
     await sync.sync_weights(7)

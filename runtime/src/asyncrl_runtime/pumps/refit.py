@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncrl_runtime.core.errors import RefitAborted
+from asyncrl_runtime.core.errors import RefitAborted, WorkerDied
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.weight_sync import TransferReport, WeightSync
 from asyncrl_runtime.pumps.fleet import Fleet
@@ -65,7 +66,7 @@ class Refit:
             self.versions.arriving = None
         landed = loop.time()
         if self.settings.recompute_kv_cache:
-            await asyncio.gather(*(self.fleet.shards[i].invalidate_kv_cache() for i in report.participants))
+            await asyncio.gather(*(self._invalidate(i) for i in report.participants))
         self.versions.stamp = version
         self.count += 1
         if not keep_closed:
@@ -87,6 +88,11 @@ class Refit:
             "timing/train/weight_sync/invalidate": end - landed,
             "train/aborted_stale_inflight_groups": aborted,
         }
+
+    async def _invalidate(self, index: int) -> None:
+        """A shard that has ended meanwhile has no cache; its requests fail by themselves."""
+        with suppress(WorkerDied):
+            await self.fleet.shards[index].invalidate_kv_cache()
 
     async def _transfer(self, version: int) -> TransferReport:
         """Bounded by deadline and unwind grace, if there is a deadline (SC-6.41)."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.workers import WorkerProcess
-from asyncrl_runtime.core.errors import RefitAborted
+from asyncrl_runtime.core.errors import RefitAborted, WorkerDied
 from asyncrl_runtime.ports.weight_sync import TransferReport
 
 _PREFIX = "asyncrl-weights-"
@@ -73,19 +73,19 @@ class SharedMemorySync:
         began = loop.time()
         members = self._alive()
         if not self._processes(members) <= self._attached:
-            await self._attach(members, version)
+            members = await self._attach(members, version)
         try:
             buffer, size, checksum = await self._call(self._trainer(), "publish_weights")
         except Exception as problem:
             raise RefitAborted(version, f"the trainer could not publish them: {problem}") from problem
-        pauses = await self._all(members, version, "load_weights", version, buffer, checksum)
+        landed = await self._all(members, version, "load_weights", version, buffer, checksum)
         self.is_stale = False
         return TransferReport(
             version=version,
-            participants=tuple(member.index for member in members),
+            participants=tuple(member.index for member, _ in landed),
             bytes=size,
             seconds=loop.time() - began,
-            pause_seconds={member.index: pause for member, pause in zip(members, pauses, strict=True)},
+            pause_seconds={member.index: pause for member, pause in landed},
         )
 
     async def shutdown(self) -> None:
@@ -99,7 +99,8 @@ class SharedMemorySync:
         trainer = self._trainer()
         return frozenset({(trainer.name, trainer.pid), *((m.name, m.worker.pid) for m in members)})
 
-    async def _attach(self, members: Sequence[Member], version: int) -> None:
+    async def _attach(self, members: Sequence[Member], version: int) -> list[Member]:
+        """Members that have mapped the buffers: those that did not end meanwhile."""
         directory = _shared_directory()
         _sweep(directory)
         stem = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
@@ -109,24 +110,33 @@ class SharedMemorySync:
                 layout = await self._call(self._trainer(), "create_weight_buffers", paths)
             except Exception as problem:
                 raise RefitAborted(version, f"the trainer could not make buffers: {problem}") from problem
-            await self._all(members, version, "attach_weights", paths, layout)
+            attached = await self._all(members, version, "attach_weights", paths, layout)
         finally:
             for path in paths:
                 Path(path).unlink(missing_ok=True)
+        members = [member for member, _ in attached]
         self._attached = self._processes(members)
+        return members
 
-    async def _all(self, members: Sequence[Member], version: int, method: str, *args: object) -> list:
+    async def _all(
+        self, members: Sequence[Member], version: int, method: str, *args: object
+    ) -> list[tuple[Member, Any]]:
+        """Answers by member, without those whose process ended: their requests fail by themselves.
+
+        Raises RefitAborted when another member failed, or none is left.
+        """
         calls = (self._call(member.worker, method, *args) for member in members)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        failed = [
-            (member, answer)
-            for member, answer in zip(members, answers, strict=True)
-            if isinstance(answer, BaseException)
-        ]
-        if failed:
-            problem = "; ".join(f"{member.name}: {answer}" for member, answer in failed)
-            raise RefitAborted(version, problem) from failed[0][1]
-        return answers
+        pairs = list(zip(members, answers, strict=True))
+        failed = [(member, answer) for member, answer in pairs if isinstance(answer, BaseException)]
+        others = [answer for _, answer in failed if not isinstance(answer, WorkerDied)]
+        if others or len(failed) == len(pairs):
+            problem = "; ".join(
+                str(answer) if member.name in str(answer) else f"{member.name}: {answer}"
+                for member, answer in failed
+            )
+            raise RefitAborted(version, problem or "no shard is left") from next(iter(others), None)
+        return [(member, answer) for member, answer in pairs if not isinstance(answer, BaseException)]
 
     async def _call(self, worker: WorkerProcess, method: str, *args: object) -> Any:
         return await worker.call(
