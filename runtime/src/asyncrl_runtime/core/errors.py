@@ -121,7 +121,10 @@ class RefitAborted(RunError):
     problem: str
 
     def __str__(self) -> str:
-        return f"weights of version {self.version} did not land: {self.problem}"
+        return (
+            f"weights of version {self.version} did not land: {self.problem}; "
+            "run the job again, it goes on from its newest checkpoint"
+        )
 
 
 @dataclass(eq=False)

@@ -84,10 +84,10 @@ class Decoder(Model):
 
     @classmethod
     def random(cls, shape: DecoderShape, seed: int) -> Decoder:
-        """Weights drawn from `seed`: normal, residual outputs scaled down by depth."""
+        """Weights drawn from `seed`: normal, residual outputs wide enough that a small policy learns at once."""
         model = cls(shape)
         generator = torch.Generator().manual_seed(seed)
-        residual_std = _INIT_STD / math.sqrt(2 * shape.num_layers)
+        residual_std = math.sqrt(2 / (shape.hidden_size * shape.num_layers))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 2:

@@ -132,7 +132,7 @@ class SharedMemorySync:
         others = [answer for _, answer in failed if not isinstance(answer, WorkerDied)]
         if others or len(failed) == len(pairs):
             problem = "; ".join(
-                str(answer) if member.name in str(answer) else f"{member.name}: {answer}"
+                str(answer) if str(answer).startswith(member.name) else f"{member.name}: {answer}"
                 for member, answer in failed
             )
             raise RefitAborted(version, problem or "no shard is left") from next(iter(others), None)
