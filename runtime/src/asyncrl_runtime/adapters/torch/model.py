@@ -84,7 +84,7 @@ class Decoder(Model):
 
     @classmethod
     def random(cls, shape: DecoderShape, seed: int) -> Decoder:
-        """Weights drawn from `seed`: normal, residual outputs wide enough that a small policy learns at once."""
+        """Weights drawn from `seed`: normal, residual outputs wide, so that a small policy learns at once."""
         model = cls(shape)
         generator = torch.Generator().manual_seed(seed)
         residual_std = math.sqrt(2 / (shape.hidden_size * shape.num_layers))
