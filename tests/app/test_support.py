@@ -17,6 +17,20 @@ SPEC = {
     "dataPlane": {"backend": "inProcess"},
 }
 ASKING = {
+    "model.dtype": {"model": {"init": {}, "dtype": "float16"}},
+    "algorithm.grpo.useDynamicSampling": {"algorithm": {"grpo": {"useDynamicSampling": True}}},
+    "asyncRL.diagnostics": {"asyncRL": {"diagnostics": True}},
+    "asyncRL.stallWatchdog.stallAction": {"asyncRL": {"stallWatchdog": {"stallAction": "abort"}}},
+    "asyncRL.telemetryIntervalSeconds": {"asyncRL": {"telemetryIntervalSeconds": 5}},
+    "logging.numValSamplesToPrint": {"logging": {"numValSamplesToPrint": 3}},
+    "checkpointing.saveConsolidated": {"checkpointing": {"saveConsolidated": True}},
+    "training.dynamicBatching.enabled": {
+        "training": {"backend": "torch", "gpusPerHost": 0, "dynamicBatching": {"enabled": True}}
+    },
+    "training.offloadOptimizerForLogprob": {
+        "training": {"backend": "torch", "gpusPerHost": 0, "offloadOptimizerForLogprob": True}
+    },
+    "training.precision": {"training": {"backend": "torch", "gpusPerHost": 0, "precision": "float16"}},
     "model.isVlm": {"model": {"init": {}, "isVlm": True}},
     "environment.nemoGym": {"environment": {"nemoGym": {}}},
     "algorithm.ppo": {"algorithm": {"ppo": {}}, "value": {}, "valueLoss": {}},
@@ -95,7 +109,10 @@ def test_the_table_names_fields(entry):
         {},
         {"asyncRL": {"inFlightWeightUpdates": False, "drainTimeoutSeconds": 5.0}},
         {"asyncRL": {"refit": {"transport": "SharedMemory"}}},
-        {"training": {"backend": "torch", "gpusPerHost": 0, "dynamicBatching": {"enabled": True}}},
+        {
+            "algorithm": {"grpo": {"useDynamicSampling": True}},
+            "asyncRL": {"sampler": {"name": "windowed"}},
+        },
         {"image": "x", "faultPolicy": {"maxRestarts": 1}, "scheduling": {"priorityClassName": "p"}},
     ],
 )

@@ -30,6 +30,11 @@ def _uses_sizes(s: JobSpec) -> bool:
     return max(sizes.tensor, sizes.pipeline, sizes.context, sizes.expert) > 1
 
 
+def _filters_behind_a_gate(s: JobSpec) -> bool:
+    grpo = s.algorithm.grpo
+    return grpo is not None and grpo.use_dynamic_sampling and s.async_rl.sampler.name != "windowed"
+
+
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("model.isVlm", lambda s: s.model.is_vlm, "set it to false"),
     Unbuilt("environment.nemoGym", lambda s: s.environment.nemo_gym is not None, "use another environment"),
@@ -40,6 +45,25 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "use grpo, gdpo or reinforce_plus_plus",
     ),
     Unbuilt("onPolicyDistillation", lambda s: s.on_policy_distillation is not None, "remove it"),
+    Unbuilt("model.dtype", lambda s: s.model.dtype == "float16", "use float32 or bfloat16"),
+    Unbuilt(
+        "algorithm.grpo.useDynamicSampling",
+        _filters_behind_a_gate,
+        "use sampler windowed, which needs no replacement for a discarded group",
+    ),
+    Unbuilt("asyncRL.diagnostics", lambda s: s.async_rl.diagnostics, "set it to false"),
+    Unbuilt(
+        "asyncRL.stallWatchdog.stallAction",
+        lambda s: s.async_rl.stall_watchdog.stall_action == "abort",
+        "use warn",
+    ),
+    Unbuilt(
+        "asyncRL.telemetryIntervalSeconds",
+        lambda s: s.async_rl.telemetry_interval_seconds is not None,
+        "remove it",
+    ),
+    Unbuilt("logging.numValSamplesToPrint", lambda s: s.logging.num_val_samples_to_print > 0, "set it to 0"),
+    Unbuilt("checkpointing.saveConsolidated", lambda s: s.checkpointing.save_consolidated, "set it to false"),
     Unbuilt(
         "asyncRL.maxInflightGenerations",
         lambda s: s.async_rl.max_inflight_generations is not None,
@@ -116,6 +140,17 @@ UNBUILT: tuple[Unbuilt, ...] = (
         lambda s: s.training.sequence_packing.enabled,
         "use training.dynamicBatching",
     ),
+    Unbuilt(
+        "training.dynamicBatching.enabled",
+        lambda s: s.training.dynamic_batching.enabled,
+        "use training.microBatchSize",
+    ),
+    Unbuilt(
+        "training.offloadOptimizerForLogprob",
+        lambda s: bool(s.training.offload_optimizer_for_logprob),
+        "set it to false",
+    ),
+    Unbuilt("training.precision", lambda s: s.training.precision == "float16", "use float32 or bfloat16"),
     Unbuilt("training.routerReplay", lambda s: s.training.router_replay, "set it to false"),
 )
 

@@ -281,7 +281,7 @@ class TrainPump:
             await self.trainer.accumulate(chunk)
 
     def _stage_fields(self, chunk: BatchMeta) -> list[str]:
-        names = {name for group in chunk.groups for name in group.reward_components}
+        names = set.intersection(*(set(group.reward_components) for group in chunk.groups))
         return [*self.advantages.fields, *(col.REWARD_COMPONENT + name for name in sorted(names))]
 
     @property
