@@ -95,7 +95,7 @@ class StepEnd:
                 "buffer/ready": self.rollout.buffer.ready,
                 "buffer/reserved": self.rollout.buffer.reserved,
                 "buffer/free_permits": self.rollout.buffer.free,
-                "rollout/inflight": len(self.rollout.inflight),
+                "rollout/inflight": step.inflight,
                 "rollout/committed_total": now.committed,
                 "rollout/redispatch_total": now.redispatched,
                 "rollout/data_retry_total": now.data_retries,

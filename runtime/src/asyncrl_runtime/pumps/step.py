@@ -34,6 +34,9 @@ class OpenStep:
     results: list[StageResult] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
     evicted: int = 0
+    inflight: int = 0
+    """Most rollouts seen in flight when groups were selected."""
+
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Wall time by phase."""
 
@@ -97,6 +100,7 @@ class OpenStep:
             "train/chunks": self.chunks,
             "train/masked_rows_env": totals["flagged"],
             "train/evicted_stale_prompt_groups": self.evicted,
+            **{f"train/staleness/lag_hist/{lag}": count for lag, count in sorted(Counter(lags).items())},
             "train/staleness/lag_max": max(lags),
             "train/staleness/lag_min": min(lags),
             "train/staleness/lag_mean": sum(lags) / len(lags),

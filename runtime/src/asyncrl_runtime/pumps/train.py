@@ -153,6 +153,7 @@ class TrainPump:
     async def _select(self, step: OpenStep, minimum: int, maximum: int) -> BatchMeta | None:
         """Evict what is over, then select; slots and claim change in one block (SC-4.7)."""
         version = step.version
+        step.inflight = max(step.inflight, len(self.rollout.inflight))
         async with self.barrier.mutation():
             evicted = self.sampler.evict(version)
             if evicted:
