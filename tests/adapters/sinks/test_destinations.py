@@ -1,6 +1,7 @@
 """Each sink gets the same numbers: one contract, and each destination is read back by its own means."""
 
 import json
+import time
 import socket
 import subprocess
 import sys
@@ -47,7 +48,8 @@ class TestWandb(SinkContract):
     def make_sink(self, path):
         from asyncrl_runtime.adapters.sinks.wandb import WandbSink
 
-        return WandbSink(project="p", entity=None, run_name="digits", folder=path)
+        # A name of its own: the service behind all runs of a process tells them apart by it.
+        return WandbSink(project="p", entity=None, run_name=f"digits-{path}", folder=path)
 
     @pytest.fixture(autouse=True)
     def _no_key(self, monkeypatch):
@@ -55,6 +57,17 @@ class TestWandb(SinkContract):
             monkeypatch.delenv(name, raising=False)
 
     def read(self, path, name):
+        """The service writes its file on its own: wait until it stands still, within a bound."""
+        deadline, before = time.monotonic() + 20, []
+        while time.monotonic() < deadline:
+            values = self._values(path, name)
+            if values and values == before:
+                break
+            before = values
+            time.sleep(0.2)
+        return before[-1]
+
+    def _values(self, path, name):
         from wandb.proto import wandb_internal_pb2
 
         (file,) = path.glob("wandb/offline-run-*/*.wandb")
@@ -65,7 +78,7 @@ class TestWandb(SinkContract):
             for item in record.history.item:
                 if (item.key or "/".join(item.nested_key)) == name:
                     values.append(json.loads(item.value_json))
-        return values[-1]
+        return values
 
 
 def wandb_records(content, block=32768, header=7):
