@@ -1,10 +1,10 @@
 """Each sink gets the same numbers: one contract, and each destination is read back by its own means."""
 
 import json
-import time
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 
 import pytest
