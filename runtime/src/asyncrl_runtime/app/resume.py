@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import structlog
 
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
-from asyncrl_runtime.app.build import Parts, dataset_facts
+from asyncrl_runtime.app.build import Parts
+from asyncrl_runtime.app.wiring import dataset_facts
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.restore import Cut, RestorePlan, plan_restore
 from asyncrl_runtime.core.retention import Saved

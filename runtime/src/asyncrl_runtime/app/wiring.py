@@ -1,0 +1,250 @@
+"""How the parts of a run are connected: one function per pump, from the resolved spec."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal
+
+from asyncrl_api.resolve import resolved
+from asyncrl_runtime.app.backends import shard_sampling
+from asyncrl_runtime.app.samplers import over_sampling_cap, zero_spread
+from asyncrl_runtime.core.dataloader import DataCursor
+from asyncrl_runtime.core.retention import Retention
+from asyncrl_runtime.ports.generator import Sampling
+from asyncrl_runtime.ports.prompts import PromptSource
+from asyncrl_runtime.pumps.after_step import StepEnd
+from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
+from asyncrl_runtime.pumps.commit import Committer
+from asyncrl_runtime.pumps.refit import Refit, RefitSettings
+from asyncrl_runtime.pumps.rollout import RetryPolicy, RolloutPump
+from asyncrl_runtime.pumps.rollouts import RolloutManager
+from asyncrl_runtime.pumps.train import TrainPump, TrainSettings
+from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
+
+if TYPE_CHECKING:
+    from asyncrl_runtime.app.build import Parts
+
+
+def dataset_facts(source: PromptSource) -> dict[str, object]:
+    """What a checkpoint remembers of the prompts."""
+    return {"name": source.name, "length": len(source), "fingerprint": source.fingerprint}
+
+
+def rollout_manager(parts: Parts) -> RolloutManager:
+    """Rolls groups out on the fleet."""
+    spec, algorithm = parts.spec, parts.facts.valid_algorithm
+    native = spec.async_rl.rollout_failure.native
+    return RolloutManager(
+        fleet=parts.fleet,
+        environment=parts.outside.environment,
+        tokenizer=parts.outside.tokenizer,
+        sampling=shard_sampling(spec),
+        max_total_tokens=spec.model.max_total_sequence_length,
+        max_turns=algorithm.max_rollout_turns,
+        generation_timeout_seconds=native.generation_timeout_seconds,
+        environment_timeout_seconds=None,  # environments bound the step, without the wait for a worker
+        run_seed=algorithm.seed,
+    )
+
+
+def rollout_pump(parts: Parts) -> RolloutPump:
+    """Keeps the fleet busy."""
+    spec, facts, algorithm = parts.spec, parts.facts, parts.facts.valid_algorithm
+    failure = spec.async_rl.rollout_failure
+    return RolloutPump(
+        source=parts.outside.source,
+        cursor=DataCursor(
+            len(parts.outside.source),
+            facts.num_prompts_per_step,
+            spec.data.shuffle,
+            spec.data.seed,
+            algorithm.max_num_epochs,
+        ),
+        ledger=parts.ledger,
+        buffer=parts.buffer,
+        sampler=parts.sampler,
+        versions=parts.versions,
+        rollouts=rollout_manager(parts),
+        committer=Committer(
+            plane=parts.plane,
+            buffer=parts.buffer,
+            generations=facts.num_generations_per_prompt,
+            overlong_filtering=algorithm.overlong_filtering,
+            mask_flagged=algorithm.mask_env_flagged_samples,
+        ),
+        gate=parts.gate,
+        barrier=parts.barrier,
+        changed=parts.changed,
+        observer=parts.outside.observer,
+        retry=RetryPolicy(
+            max_infra_attempts=failure.max_infra_attempts_per_prompt,
+            max_data_attempts=failure.max_data_attempts_per_prompt,
+            backoff_base_seconds=failure.backoff_base_seconds,
+            max_backoff_seconds=failure.max_backoff_seconds,
+        ),
+        groups_per_step=facts.num_prompts_per_step,
+        generations=facts.num_generations_per_prompt,
+        max_inflight_prompts=spec.async_rl.max_inflight_prompts,
+        requeue_aborted=spec.async_rl.requeue_aborted_prompts,
+        discard_group=zero_spread(spec),
+        over_sampling_cap=over_sampling_cap(parts.sampler, parts.versions, facts),
+    )
+
+
+def refit(parts: Parts) -> Refit:
+    """Brings the fleet to new weights."""
+    settings = parts.spec.async_rl
+    return Refit(
+        sync=parts.sync,
+        fleet=parts.fleet,
+        rollout=parts.rollout,
+        versions=parts.versions,
+        gate=parts.gate,
+        observer=parts.outside.observer,
+        settings=RefitSettings(
+            in_flight=settings.in_flight_weight_updates,
+            drain_timeout_seconds=settings.drain_timeout_seconds,
+            drain_timeout_action=settings.drain_timeout_action,
+            abort_grace_seconds=settings.abort_grace_seconds,
+            recompute_kv_cache=settings.recompute_kv_cache_after_weight_updates,
+            deadline_seconds=settings.refit.deadline_seconds,
+            unwind_grace_seconds=settings.refit.unwind_grace_seconds,
+        ),
+    )
+
+
+def validator(parts: Parts) -> Validator:
+    """Measures on held-out prompts."""
+    validation, training = parts.spec.validation, shard_sampling(parts.spec)
+    sampling = Sampling(
+        temperature=resolved(validation.sampling.temperature),
+        top_p=resolved(validation.sampling.top_p),
+        top_k=validation.sampling.top_k,
+        max_new_tokens=training.max_new_tokens,
+        stop_token_ids=training.stop_token_ids,
+        stop_strings=training.stop_strings,
+    )
+    return Validator(
+        source=parts.outside.validation,
+        rollouts=parts.rollout.rollouts,
+        observer=parts.outside.observer,
+        settings=ValidationSettings(
+            period_steps=resolved(validation.period_steps),
+            start_at=validation.start_at,
+            at_start=resolved(validation.at_start),
+            at_end=validation.at_end,
+            batch_size=validation.batch_size,
+            max_samples=validation.max_samples,
+            generations=validation.num_generations_per_prompt,
+            sampling=sampling,
+            failure_action=validation.failure_action,
+            stop_at_metric=validation.stop_at_metric,
+            stop_at_threshold=validation.stop_at_threshold,
+            higher_is_better=parts.spec.checkpointing.higher_is_better,
+        ),
+    )
+
+
+def checkpointer(parts: Parts) -> Checkpointer:
+    """Writes bundles."""
+    settings, outside = parts.spec.checkpointing, parts.outside
+    return Checkpointer(
+        store=outside.store,
+        settings=SaveSettings(
+            enabled=settings.enabled,
+            save_period=settings.save_period,
+            ft_save_period=settings.ft_save_period,
+            save_optimizer=settings.save_optimizer,
+            save_data_plane=settings.save_data_plane,
+            must_save_by_seconds=settings.must_save_by_seconds,
+            metric_name=settings.metric_name,
+            barrier_timeout_seconds=parts.spec.rollout_checkpointing.barrier_timeout_seconds,
+            timeout_seconds=settings.timeout_seconds,
+        ),
+        retention=Retention(
+            save_period=settings.save_period,
+            keep_top_k=settings.keep_top_k,
+            by_metric=settings.metric_name is not None,
+            higher_is_better=settings.higher_is_better,
+            ft_keep_latest_k=settings.ft_keep_latest_k,
+        ),
+        trainer=parts.trainer,
+        plane=parts.plane,
+        barrier=parts.barrier,
+        rollout=parts.rollout,
+        buffer=parts.buffer,
+        ledger=parts.ledger,
+        sampler=parts.sampler,
+        versions=parts.versions,
+        progress=parts.progress,
+        observer=outside.observer,
+        groups_per_step=parts.facts.num_prompts_per_step,
+        generations=parts.facts.num_generations_per_prompt,
+        dataset=dataset_facts(outside.source),
+        config_yaml=outside.config_yaml,
+        write_tokenizer=lambda path: outside.tokenizer.save(str(path)),
+        claims=lambda: parts.train.claims,
+        began=outside.began,
+    )
+
+
+def step_end(parts: Parts) -> StepEnd:
+    """What follows a step."""
+    spec = parts.spec
+    gpus = spec.generation.shards * spec.generation.gpus_per_shard + (
+        spec.training.hosts * spec.training.gpus_per_host
+    )
+    return StepEnd(
+        refit=parts.refit,
+        validator=parts.validator,
+        checkpointer=parts.checkpointer,
+        gate=parts.gate,
+        versions=parts.versions,
+        progress=parts.progress,
+        rollout=parts.rollout,
+        plane=parts.plane,
+        metrics=parts.outside.sink,
+        wall_clock=time.time,
+        num_gpus=gpus,
+        finished=parts.outside.finished_step,
+    )
+
+
+def train_pump(parts: Parts) -> TrainPump:
+    """Trains."""
+    facts, grpo, settings = parts.facts, parts.spec.algorithm.grpo, parts.spec.async_rl
+    models: set[Literal["policy", "reference"]] = set()
+    if not facts.skips_previous_logprobs:
+        models.add("policy")
+    if not facts.skips_reference_logprobs:
+        models.add("reference")
+    return TrainPump(
+        settings=TrainSettings(
+            max_steps=parts.max_steps,
+            groups_per_step=facts.num_prompts_per_step,
+            smallest_chunk=facts.min_groups,
+            policy_epochs=grpo.policy_epochs_per_step if grpo else 1,
+            policy_minibatches=grpo.policy_minibatches_per_step if grpo else 1,
+            minibatch_seed=facts.valid_algorithm.seed,
+            step_retries=settings.train_step_retries,
+            final_partial_step=settings.final_partial_step,
+            min_step_batch_fraction=settings.rollout_failure.min_step_batch_fraction,
+            logprob_models=frozenset(models),
+        ),
+        progress=parts.progress,
+        sampler=parts.sampler,
+        buffer=parts.buffer,
+        ledger=parts.ledger,
+        versions=parts.versions,
+        plane=parts.plane,
+        trainer=parts.trainer,
+        advantages=parts.advantages,
+        rollout=parts.rollout,
+        gate=parts.gate,
+        barrier=parts.barrier,
+        changed=parts.changed,
+        observer=parts.outside.observer,
+        after_step=parts.end,
+        final_save=parts.final_save,
+        stopping=lambda: parts.stopping,
+    )
