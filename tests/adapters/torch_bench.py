@@ -44,10 +44,10 @@ TRAINER = TrainerSettings(
 )
 
 
-def columns_of(num_rows, *, seed=0, rewards=None):
-    """Rows of 4 to 12 random tokens, of which the first 2 or 3 are the prompt."""
+def columns_of(num_rows, *, seed=0, rewards=None, lengths=None):
+    """Rows of random tokens, 4 to 12 unless given, of which the first 2 or 3 are the prompt."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(4, 13, num_rows)
+    lengths = rng.integers(4, 13, num_rows) if lengths is None else np.asarray(lengths)
     prompts = rng.integers(2, 4, num_rows)
     made = [np.arange(length) >= prompt for length, prompt in zip(lengths, prompts, strict=True)]
     advantages = rng.normal(size=num_rows)

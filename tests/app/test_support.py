@@ -24,9 +24,6 @@ ASKING = {
     "asyncRL.telemetryIntervalSeconds": {"asyncRL": {"telemetryIntervalSeconds": 5}},
     "logging.numValSamplesToPrint": {"logging": {"numValSamplesToPrint": 3}},
     "checkpointing.saveConsolidated": {"checkpointing": {"saveConsolidated": True}},
-    "training.dynamicBatching.enabled": {
-        "training": {"backend": "torch", "gpusPerHost": 0, "dynamicBatching": {"enabled": True}}
-    },
     "training.offloadOptimizerForLogprob": {
         "training": {"backend": "torch", "gpusPerHost": 0, "offloadOptimizerForLogprob": True}
     },

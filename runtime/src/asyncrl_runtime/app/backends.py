@@ -103,34 +103,42 @@ def generators(spec: JobSpec, tokenizer: Tokenizer) -> list[Generator]:
     ]
 
 
-def trainer(spec: JobSpec, plane: DataPlane, tokenizer: Tokenizer, *, total_updates: int) -> Trainer:
-    """The torch trainer, in a process of its own."""
+def trainer_settings(spec: JobSpec, tokenizer: Tokenizer, *, total_updates: int) -> TrainerSettings:
+    """The trainer as the torch adapters take it; the spec is resolved."""
     training, sampling, facts = spec.training, spec.generation.sampling, Derived(spec)
     optimizer, scheduler = training.optimizer, training.scheduler
     dtype = training.precision or spec.model.dtype
-    return TorchTrainer(
-        TrainerSettings(
-            model=torch_model(spec, tokenizer, dtype=dtype, gpus=training.gpus_per_host),
-            loss=loss_settings(spec),
-            optimizer=OptimizerSettings(
-                lr=optimizer.lr,
-                weight_decay=optimizer.weight_decay,
-                betas=(optimizer.beta1, optimizer.beta2),
-                epsilon=optimizer.eps,
-                schedule=scheduler.name,
-                warmup_steps=scheduler.warmup_steps,
-                total_steps=scheduler.decay_steps or total_updates,
-                min_lr=scheduler.min_lr,
-                max_grad_norm=training.max_grad_norm,
-            ),
-            micro_batch_rows=training.micro_batch_size,
-            pad_to_multiple=training.make_sequence_length_divisible_by,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            reference=not facts.skips_reference_logprobs,
-            seed=facts.valid_algorithm.seed,
+    packing, dynamic = training.sequence_packing, training.dynamic_batching
+    return TrainerSettings(
+        model=torch_model(spec, tokenizer, dtype=dtype, gpus=training.gpus_per_host),
+        loss=loss_settings(spec),
+        optimizer=OptimizerSettings(
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+            betas=(optimizer.beta1, optimizer.beta2),
+            epsilon=optimizer.eps,
+            schedule=scheduler.name,
+            warmup_steps=scheduler.warmup_steps,
+            total_steps=scheduler.decay_steps or total_updates,
+            min_lr=scheduler.min_lr,
+            max_grad_norm=training.max_grad_norm,
         ),
+        micro_batch_rows=training.micro_batch_size,
+        logprob_batch_rows=training.logprob_batch_size,
+        micro_batch_tokens=next((m.micro_batch_tokens for m in (packing, dynamic) if m.enabled), None),
+        pad_to_multiple=training.make_sequence_length_divisible_by,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        reference=not facts.skips_reference_logprobs,
+        seed=facts.valid_algorithm.seed,
+    )
+
+
+def trainer(spec: JobSpec, plane: DataPlane, tokenizer: Tokenizer, *, total_updates: int) -> Trainer:
+    """The torch trainer, in a process of its own."""
+    return TorchTrainer(
+        trainer_settings(spec, tokenizer, total_updates=total_updates),
         plane,
         start_bound=Bound(spec.lifecycle.startup_deadline_seconds, STARTUP),
         call_bound=Bound(spec.lifecycle.stall_deadline_seconds, STALL),

@@ -141,11 +141,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "use training.dynamicBatching",
     ),
     Unbuilt(
-        "training.dynamicBatching.enabled",
-        lambda s: s.training.dynamic_batching.enabled,
-        "use training.microBatchSize",
-    ),
-    Unbuilt(
         "training.offloadOptimizerForLogprob",
         lambda s: bool(s.training.offload_optimizer_for_logprob),
         "set it to false",

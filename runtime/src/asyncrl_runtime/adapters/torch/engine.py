@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from asyncrl_runtime.adapters.torch.batching import padded_runs
 from asyncrl_runtime.adapters.torch.errors import BadRequest, PromptTooLong
 from asyncrl_runtime.adapters.torch.interface import Model
 from asyncrl_runtime.adapters.torch.sampling import draw, filtered, uniforms
@@ -222,7 +223,7 @@ class Engine:
             # The last token has not been fed yet, so its keys and values do not exist.
             known = slots.lengths[: slots.count] - 1
             order = np.argsort(known, kind="stable")
-            for part in _batches(known[order], self._settings.max_prefill_tokens):
+            for part in padded_runs(known[order], self._settings.max_prefill_tokens):
                 chosen = order[part]
                 self._prefill(slots.tokens[chosen, : known[chosen].max()], known[chosen], chosen)
 
@@ -380,15 +381,6 @@ class Engine:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-def _batches(lengths: np.ndarray, budget: int) -> list[slice]:
-    """Cut ascending lengths into runs whose padded size stays within the budget, at least one row each."""
-    cuts = [0]
-    for row, length in enumerate(lengths):
-        if row > cuts[-1] and (row + 1 - cuts[-1]) * length > budget:
-            cuts.append(row)
-    return [slice(start, end) for start, end in itertools.pairwise([*cuts, len(lengths)])]
 
 
 def as_result(output: Output) -> GenerationResult:

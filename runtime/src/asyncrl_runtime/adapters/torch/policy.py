@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asyncrl_runtime.adapters.torch.batching import Rows, micro_batches
 from asyncrl_runtime.adapters.torch.interface import Model
 from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW
 from asyncrl_runtime.adapters.torch.sampling import filtered
@@ -41,42 +42,6 @@ class _OpenStep:
     flops: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Padded columns of a chunk: [R, T], or [R] for one value a row; rows in data-plane order."""
-
-    lengths: np.ndarray
-    columns: Mapping[str, np.ndarray]
-
-    @classmethod
-    def of(cls, columns: Columns) -> _Rows:
-        lengths = columns[col.TOKEN_IDS].lengths
-        width = int(lengths.max(initial=1))
-        scalar = (col.SAMPLE_MASK, col.REWARD)
-        return cls(
-            lengths,
-            {name: c.values if name in scalar else c.padded(width) for name, c in columns.items()},
-        )
-
-    def micro_batches(self, settings: TrainerSettings) -> Iterator[np.ndarray]:
-        """Row numbers of each micro-batch; similar lengths together if asked."""
-        count = len(self.lengths)
-        order = np.argsort(self.lengths, kind="stable") if settings.sort_by_length else np.arange(count)
-        for start in range(0, count, settings.micro_batch_rows):
-            yield order[start : start + settings.micro_batch_rows]
-
-    def tensors(self, picked: np.ndarray, multiple: int, device: torch.device) -> dict[str, Tensor]:
-        """Some rows, cut to their longest one rounded up."""
-        width = math.ceil(int(self.lengths[picked].max()) / multiple) * multiple
-        result = {}
-        for name, array in self.columns.items():
-            rows = array[picked] if array.ndim == 1 else array[picked, :width]
-            if array.ndim == 2 and rows.shape[1] < width:
-                rows = np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
-            result[name] = torch.from_numpy(rows).to(device)
-        return result
-
-
 class PolicyTrainer:
     """One policy, its frozen reference if there is one, and its optimizer. One thread of calls."""
 
@@ -99,12 +64,12 @@ class PolicyTrainer:
         With top-k or top-p sampling the policy's are of the filtered distribution, and the unfiltered
         ones come beside them.
         """
-        rows = _Rows.of(columns)
+        rows = Rows.of(columns)
         names = {"policy": col.PREVIOUS_LOGPROBS, "reference": col.REFERENCE_LOGPROBS}
         out = {names[model]: np.zeros_like(rows.columns[col.TOKEN_IDS], np.float32) for model in models}
         if "policy" in models and self._filters:
             out[UNFILTERED_PREVIOUS_LOGPROBS] = np.zeros_like(rows.columns[col.TOKEN_IDS], np.float32)
-        for picked in rows.micro_batches(self.settings):
+        for picked in micro_batches(rows.lengths, self.settings, "logprobs"):
             batch = rows.tensors(picked, self.settings.pad_to_multiple, self._device)
             found: dict[str, Tensor] = {}
             if "policy" in models:
@@ -130,12 +95,12 @@ class PolicyTrainer:
     def accumulate(self, columns: Columns) -> None:
         """Add these rows' raw gradients."""
         step = self._opened("accumulate")
-        rows = _Rows.of(columns)
+        rows = Rows.of(columns)
         step.totals = step.totals + self._counted(rows)
         totals = None
         if step.positive_tokens is not None:
             totals = Totals(step.totals.valid_tokens, step.totals.valid_rows, step.positive_tokens)
-        for picked in rows.micro_batches(self.settings):
+        for picked in micro_batches(rows.lengths, self.settings, "train"):
             batch = rows.tensors(picked, self.settings.pad_to_multiple, self._device)
             logprobs, unfiltered = self._token_logprobs(self.model, batch)
             sums = policy_loss(
@@ -197,7 +162,7 @@ class PolicyTrainer:
         return self._step
 
     @staticmethod
-    def _counted(rows: _Rows) -> Totals:
+    def _counted(rows: Rows) -> Totals:
         masks = (torch.from_numpy(rows.columns[name]) for name in (col.TOKEN_MASK, col.SAMPLE_MASK))
         return count_totals(*masks)
 

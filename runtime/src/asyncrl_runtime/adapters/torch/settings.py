@@ -146,6 +146,15 @@ class TrainerSettings:
     loss: Any
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     micro_batch_rows: int = 64
+    logprob_batch_rows: int = 64
+    """Rows of a micro-batch where log-probs are only read."""
+
+    micro_batch_tokens: int | None = None
+    """Bound on the tokens of a micro-batch, padding included, in place of a number of rows."""
+
+    packing: bool = False
+    """A micro-batch is one row of sequences back to back, of at most `micro_batch_tokens`."""
+
     sort_by_length: bool = True
     pad_to_multiple: int = 1
     temperature: float = 1.0

@@ -1,0 +1,49 @@
+"""Settings of trainer and advantage stage, from the manifest to a run."""
+
+import math
+
+import pytest
+from support.cli import asyncrl, rows, shared_torch_server, small_job, summary
+
+from asyncrl_api.resolve import resolve
+from asyncrl_runtime.adapters.tokenizers.character import CharacterTokenizer
+from asyncrl_runtime.app.backends import trainer_settings
+from asyncrl_runtime.app.manifest import read_job
+
+RUNS = {
+    "dynamic batching": {"training": {"dynamicBatching": {"enabled": True, "microBatchTokens": 40}}},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_process():
+    with shared_torch_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+def test_a_run_with(changes, tmp_path):
+    changes = {"algorithm": {"grpo": {"maxNumSteps": 2}}, "checkpointing": {"enabled": False}, **changes}
+    result = asyncrl("run", small_job(tmp_path, **changes), "--output", tmp_path / "run")
+
+    assert result.exit_code == 0, result.stderr
+    assert summary(tmp_path / "run")["steps"] == 2
+    for row in rows(tmp_path / "run" / "metrics.jsonl"):
+        assert math.isfinite(row["train/loss"])
+        assert row["train/grad_norm"] >= 0
+        assert row["train/token_mult_prob_error"] == pytest.approx(1, abs=0.05)
+
+
+def settings_of(tmp_path, **training):
+    """What the manifest asks of the trainer's process."""
+    spec = resolve(read_job(small_job(tmp_path, training=training))).spec
+    return trainer_settings(spec, CharacterTokenizer("0123456789="), total_updates=1)
+
+
+def test_sequences_form_batches_as_the_manifest_says(tmp_path):
+    by_rows = settings_of(tmp_path, microBatchSize=3, logprobBatchSize=5)
+    dynamic = settings_of(tmp_path, microBatchSize=3, dynamicBatching={"enabled": True})
+
+    assert (by_rows.micro_batch_rows, by_rows.logprob_batch_rows) == (3, 5)
+    assert by_rows.micro_batch_tokens is None
+    assert dynamic.micro_batch_tokens == 3 * 32
