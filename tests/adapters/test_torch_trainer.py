@@ -5,78 +5,40 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from adapters.torch_bench import LOSS, MODEL, SHAPE, TRAINER, columns_of, rows_of
+from adapters.split_steps import KL, SPLITS, gradient, policy_trainer, whole_and_split
+from adapters.torch_bench import LOSS, MODEL, SHAPE, columns_of, rows_of
 
 from asyncrl_runtime.adapters.torch.flat import flatten_parameters
 from asyncrl_runtime.adapters.torch.loading import build_model
 from asyncrl_runtime.adapters.torch.model import Decoder
 from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW, learning_rate
-from asyncrl_runtime.adapters.torch.policy import PolicyTrainer
 from asyncrl_runtime.adapters.torch.sampling import filtered
 from asyncrl_runtime.adapters.torch.settings import OptimizerSettings
 from asyncrl_runtime.algorithms.columns import UNFILTERED_PREVIOUS_LOGPROBS
-from asyncrl_runtime.algorithms.settings import KlSettings
 from asyncrl_runtime.core.errors import NonFiniteStep
 from asyncrl_runtime.ports import columns as col
 
-KL = KlSettings(penalty=0.1, kind="k3", input_clamp=20.0, output_clamp=10.0)
-
-
-def trainer(**changes):
-    return PolicyTrainer(build_model(MODEL), replace(TRAINER, **changes))
-
-
-def gradient(trainer, chunks, positive_tokens=None):
-    """Raw gradient, and the report of the finished step."""
-    trainer.begin(positive_tokens)
-    for chunk in chunks:
-        trainer.accumulate(chunk)
-    raw = trainer.optimizer.grad.clone()
-    return raw, trainer.finish()
-
-
-SPLITS = {
-    "two chunks": ([range(5), range(5, 12)], {"micro_batch_rows": 12}),
-    "single rows": ([range(12)], {"micro_batch_rows": 1, "sort_by_length": False}),
-    "interleaved": ([range(0, 12, 2), range(1, 12, 2)], {"micro_batch_rows": 5, "pad_to_multiple": 8}),
-}
 CASES = [(loss, split) for loss in ("token", "sequence", "kl") for split in SPLITS] + [("nll", "single rows")]
 
 
 @pytest.mark.parametrize(("loss", "split"), CASES)
 def test_no_split_of_a_step_shows_in_gradient_or_metrics(loss, split):
     """B12: equal to one chunk within 1e-6."""
-    kinds = {
-        "token": LOSS,
-        "sequence": replace(LOSS, token_level=False, ratio="sequence"),
-        "kl": replace(LOSS, kl=KL),
-        "nll": replace(LOSS, nll_weight=0.2),
-    }
-    chunks, changes = SPLITS[split]
-    columns = columns_of(12)
-    columns[col.SAMPLE_MASK].values[3] = 0
-    rewards = columns[col.REWARD].values
-    made = np.array([row.sum() for row in columns[col.TOKEN_MASK].rows()])
-    positive = float((made * (rewards > 0) * columns[col.SAMPLE_MASK].values).sum())
-    # Adam divides by the gradient's size: its epsilon must lie above the rounding that is allowed here.
-    changes = {**changes, "optimizer": replace(TRAINER.optimizer, epsilon=1e-3)}
-    whole = trainer(loss=kinds[loss], micro_batch_rows=100, optimizer=changes["optimizer"])
-    expected, (metrics, tokens, rows) = gradient(whole, [columns], positive)
-    parts = trainer(loss=kinds[loss], **changes)
-    raw, (split_metrics, *counts) = gradient(
-        parts, [rows_of(columns, list(part)) for part in chunks], positive
-    )
+    whole, parts = whole_and_split(loss, split)
+    metrics, tokens, rows = whole.report
+    split_metrics, *counts = parts.report
 
     assert rows == 11
     assert counts == [tokens, rows]
-    torch.testing.assert_close(raw, expected, atol=1e-6 * float(expected.abs().max()) + 1e-6, rtol=0)
+    bound = 1e-6 * float(whole.raw.abs().max()) + 1e-6
+    torch.testing.assert_close(parts.raw, whole.raw, atol=bound, rtol=0)
     assert split_metrics == pytest.approx(metrics, abs=1e-6, rel=1e-6)
-    torch.testing.assert_close(parts.weights.flat, whole.weights.flat, atol=1e-5, rtol=0)
+    torch.testing.assert_close(parts.trainer.weights.flat, whole.trainer.weights.flat, atol=1e-5, rtol=0)
 
 
 def test_the_gradient_is_that_of_the_mean_over_valid_tokens():
     columns = columns_of(3)
-    one = trainer(optimizer=OptimizerSettings(lr=0.0, max_grad_norm=None))
+    one = policy_trainer(optimizer=OptimizerSettings(lr=0.0, max_grad_norm=None))
     raw, (_, tokens, _) = gradient(one, [columns])
     model = build_model(MODEL)
     total = 0.0
@@ -100,9 +62,9 @@ def test_logprobs_leave_the_gradient_of_an_open_step_alone():
     """SC-5.62, SC-14.116."""
     columns = columns_of(8)
     first, second = rows_of(columns, range(4)), rows_of(columns, range(4, 8))
-    plain = trainer()
+    plain = policy_trainer()
     expected, report = gradient(plain, [first, second])
-    disturbed = trainer()
+    disturbed = policy_trainer()
     disturbed.begin(None)
     disturbed.accumulate(first)
     disturbed.logprobs(second, frozenset({"policy", "reference"}))
@@ -114,7 +76,7 @@ def test_logprobs_leave_the_gradient_of_an_open_step_alone():
 
 def test_the_reference_stays_while_the_policy_moves():
     columns = columns_of(4)
-    one = trainer()
+    one = policy_trainer()
     both = frozenset({"policy", "reference"})
     before = one.logprobs(columns, both)
     gradient(one, [columns])
@@ -130,7 +92,7 @@ def test_the_reference_stays_while_the_policy_moves():
 )
 def test_logprobs_are_of_the_filtered_distribution_and_the_unfiltered_ones_come_beside(sampling):
     columns = columns_of(5)
-    one = trainer(**sampling)
+    one = policy_trainer(**sampling)
     written = one.logprobs(columns, frozenset({"policy"}))
     rows = {name: column.rows() for name, column in (columns | written).items()}
     for n in range(5):
@@ -153,12 +115,9 @@ def test_logprobs_are_of_the_filtered_distribution_and_the_unfiltered_ones_come_
 def test_filtered_sampling_trains_with_a_finite_gradient_and_counts_what_fell_out():
     """SC-11.70."""
     columns = columns_of(6)
-    columns |= {
-        name: column
-        for name, column in trainer(top_k=3).logprobs(columns, frozenset({"policy", "reference"})).items()
-        if name != UNFILTERED_PREVIOUS_LOGPROBS
-    }
-    raw, (metrics, *_) = gradient(trainer(top_k=3, loss=replace(LOSS, kl=KL)), [columns])
+    written = policy_trainer(top_k=3).logprobs(columns, frozenset({"policy", "reference"}))
+    columns |= {name: column for name, column in written.items() if name != UNFILTERED_PREVIOUS_LOGPROBS}
+    raw, (metrics, *_) = gradient(policy_trainer(top_k=3, loss=replace(LOSS, kl=KL)), [columns])
 
     assert torch.isfinite(raw).all()
     assert metrics["nonfinite_logprob_tokens"] > 0
@@ -168,7 +127,7 @@ def test_filtered_sampling_trains_with_a_finite_gradient_and_counts_what_fell_ou
 @pytest.mark.parametrize("spoiled", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_closed(spoiled):
     columns = columns_of(4)
-    one = trainer()
+    one = policy_trainer()
     gradient(one, [columns])
     before = one.weights.flat.clone()
     state = {name: tensor.clone() for name, tensor in one.optimizer.state().items()}
