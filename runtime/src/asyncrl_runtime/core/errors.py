@@ -99,23 +99,59 @@ class NonFiniteStep(TrainerFailure):
 
 
 @dataclass(eq=False)
+class ShardUnavailable(InfraFailure):
+    """A generation could not be completed on its shard; another one may do it."""
+
+    shard: int
+    state: str
+    """Of the shard, after the failure."""
+
+    problem: str
+    uncharged: bool = False
+    """A refit is being repaired: the attempt costs its prompt nothing (SC-6.52)."""
+
+    def __str__(self) -> str:
+        return f"generation shard {self.shard} ({self.state}): {self.problem}"
+
+
+@dataclass(eq=False)
+class NoServingShard(InfraFailure):
+    """No shard receives requests at the moment."""
+
+    states: str
+    last: str
+
+    def __str__(self) -> str:
+        return f"no generation shard serves ({self.states}); the last error was: {self.last}"
+
+
+@dataclass(eq=False)
 class FleetExhausted(RunError):
-    """No generation shard is left (SC-8.47)."""
+    """Too few generation shards are left (SC-8.47)."""
 
     shards: int
     last: str
-    """Why the last request failed."""
+    """Why a shard was lost."""
+
+    serving: int = 0
+    minimum: int = 1
+    states: str = ""
+    """Shards by state; empty when their health is not watched."""
 
     def __str__(self) -> str:
+        out = "run the job again, it goes on from its newest checkpoint"
+        if not self.states:
+            return f"all {self.shards} generation shards have ended ({self.last}); {out}"
         return (
-            f"all {self.shards} generation shards have ended ({self.last}); "
-            "run the job again, it goes on from its newest checkpoint"
+            f"{self.serving} of {self.shards} generation shards serve ({self.states}), fewer than "
+            f"spec.asyncRL.generationFleetHealth.minHealthyShards {self.minimum}; the last error was: "
+            f"{self.last}; {out}"
         )
 
 
 @dataclass(eq=False)
 class RefitAborted(RunError):
-    """A weight transfer did not land on every shard that took part."""
+    """A weight transfer did not land: whoever received may hold a mixture of old and new weights."""
 
     version: int
     problem: str
@@ -124,6 +160,31 @@ class RefitAborted(RunError):
         return (
             f"weights of version {self.version} did not land: {self.problem}; "
             "run the job again, it goes on from its newest checkpoint"
+        )
+
+
+@dataclass(eq=False)
+class RefitIncomplete(RefitAborted):
+    """A weight transfer ended without the acknowledgement of some receivers; the others are whole."""
+
+    acknowledged: tuple[int, ...] = ()
+    """Shards that hold the complete new weights."""
+
+    died: tuple[int, ...] = ()
+    """Shards that are known to have ended; the others without acknowledgement were silent or refused."""
+
+
+@dataclass(eq=False)
+class RefitFailed(RefitAborted):
+    """A weight transfer did not land in spite of all repairs (SC-8.48). Its causes are chained."""
+
+    attempts: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"weights of version {self.version} did not land in {self.attempts} attempts: {self.problem}; "
+            "repair the fleet or raise spec.asyncRL.refit.maxRetries, then run the job again: it goes on "
+            "from its newest checkpoint"
         )
 
 
