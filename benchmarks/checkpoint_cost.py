@@ -114,7 +114,7 @@ async def fill(groups, tokens):
     plane, buffer, ledger = InProcessPlane(10_000_000), ReplayBuffer(groups + 1), PromptLedger()
     rng = np.random.default_rng(1)
     for position in range(groups):
-        (entry,) = ledger.reserve([PromptRef(0, position)])
+        (entry,) = ledger.own([PromptRef(0, position)])
         attempt = ledger.begin_attempt(entry, 0)
         samples = tuple(sample_id(entry.group_id, attempt, i) for i in range(GENERATIONS))
         columns, lengths = group_columns(rng, tokens)

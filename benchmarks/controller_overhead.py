@@ -66,7 +66,7 @@ class Controller:
         stamp = self.sampler.admit(self.version)
         refs = [PromptRef(0, self.position + i) for i in range(GROUPS_PER_STEP)]
         self.position += GROUPS_PER_STEP
-        entries = self.ledger.reserve(refs)
+        entries = self.ledger.own(refs)
         self.ledger.admit(entries, stamp)
         for entry in entries:
             self.buffer.launch(entry.group_id)

@@ -18,17 +18,17 @@ def refs(*positions, epoch=0):
 
 def test_reserved_prompts_are_owned_in_the_order_of_the_data():
     ledger = PromptLedger()
-    entries = ledger.reserve(refs(4, 2)) + ledger.reserve(refs(4, epoch=1))
+    entries = ledger.own(refs(4, 2)) + ledger.own(refs(4, epoch=1))
     assert [entry.group_id for entry in entries] == ["e0p4", "e0p2", "e1p4"]
     assert [entry.order for entry in entries] == [0, 1, 2]
     assert {entry.state for entry in entries} == {"reserved"}
     with pytest.raises(RunError, match="prompt 2 of epoch 0 was taken twice"):
-        ledger.reserve(refs(2))
+        ledger.own(refs(2))
 
 
 def test_an_entry_goes_through_its_states():
     ledger = PromptLedger()
-    (entry,) = ledger.reserve(refs(0))
+    (entry,) = ledger.own(refs(0))
     ledger.admit([entry], 7)
     assert (entry.state, entry.target_step, entry.attempt) == ("admitted", 7, -1)
     assert [ledger.begin_attempt(entry, version) for version in (3, 4)] == [0, 1]
@@ -42,7 +42,7 @@ def test_an_entry_goes_through_its_states():
 
 def test_sc_9_64_a_reopened_group_goes_on_under_its_id_and_the_next_attempt():
     ledger = PromptLedger()
-    (entry, _) = ledger.reserve(refs(0, 1))
+    (entry, _) = ledger.own(refs(0, 1))
     ledger.begin_attempt(entry, 0)
     ledger.commit("e0p0")
     again = ledger.reopen("e0p0", PromptRef(0, 0), attempt=0, target_step=3)
@@ -54,7 +54,7 @@ def test_sc_9_64_a_reopened_group_goes_on_under_its_id_and_the_next_attempt():
 
 def test_counts_name_where_prompts_went():
     ledger = PromptLedger()
-    ledger.reserve(refs(*range(10)))
+    ledger.own(refs(*range(10)))
     for position in range(6):
         ledger.commit(f"e0p{position}")
     ledger.train(2)
@@ -84,7 +84,7 @@ def test_counts_name_where_prompts_went():
 
 def test_sc_9_61_a_lost_prompt_is_a_fault_that_says_so():
     ledger = PromptLedger()
-    ledger.reserve(refs(0, 1))
+    ledger.own(refs(0, 1))
     ledger.commit("e0p0")
     ledger.check(buffered=1, claimed=0)
     with pytest.raises(LedgerUnbalanced, match=r"does not balance.*admitted=2.*live=1"):
@@ -96,7 +96,7 @@ def test_sc_9_61_a_lost_prompt_is_a_fault_that_says_so():
 def test_every_change_is_counted():
     ledger = PromptLedger()
     seen = [ledger.mutations]
-    (entry,) = ledger.reserve(refs(0))
+    (entry,) = ledger.own(refs(0))
     for change in (
         lambda: None,
         lambda: ledger.admit([entry], None),
@@ -117,9 +117,9 @@ def test_every_change_is_counted():
 
 def test_adopting_is_seen_by_whoever_holds_the_ledger():
     held, other = PromptLedger(), PromptLedger()
-    other.reserve(refs(3))
+    other.own(refs(3))
     other.discard("e0p3", "evicted")
-    other.reserve(refs(4))
+    other.own(refs(4))
     held.adopt(other)
     assert held.to_json() == other.to_json()
 
@@ -137,7 +137,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(target=live)
     def take(self):
         self.next += 1
-        (entry,) = self.ledger.reserve(refs(self.next))
+        (entry,) = self.ledger.own(refs(self.next))
         return entry.group_id
 
     @rule(group=live, stamp=st.none() | st.integers(0, 5))

@@ -18,14 +18,14 @@ def cut_of(index, unfinished, *, cursor=7, version=5, sampler="in_order", **chan
     ledger, place, ready = PromptLedger(), 0, []
     for target, count in index.items():
         for _ in range(count):
-            (entry,) = ledger.reserve([PromptRef(0, place)])
+            (entry,) = ledger.own([PromptRef(0, place)])
             ledger.begin_attempt(entry, version)
             ready.append(group(entry.group_id, weight=version, target=target, place=place))
             ledger.commit(entry.group_id)
             place += 1
     for target, count in unfinished.items():
         for _ in range(count):
-            (entry,) = ledger.reserve([PromptRef(0, place)])
+            (entry,) = ledger.own([PromptRef(0, place)])
             ledger.admit([entry], target)
             if place % 2:
                 ledger.begin_attempt(entry, version)
@@ -84,7 +84,7 @@ def test_ex_9_4_a_index_and_ledger_come_back_under_their_stamps():
 
 
 def test_ex_9_4_c_a_step_that_lacks_a_group_is_refused():
-    with pytest.raises(RestoreRefused, match="step 5 owns 1 ready and 0 unfinished groups instead of 2"):
+    with pytest.raises(RestoreRefused, match="step 5 owns 1 ready and 0 unfinished groups, with 0 lost, instead of 2"):
         plan(cut_of({5: 1, 6: 2}, {7: 2}))
 
 

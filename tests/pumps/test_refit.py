@@ -181,7 +181,7 @@ async def test_sc_5_35_an_abort_waits_no_longer_than_its_grace_and_detaches_the_
     run = bench(
         prompts=2, sampler=lambda buffer: Windowed(buffer, window=0), generation_seconds=lambda request: 500.0
     )
-    inner = run.rollout.rollouts
+    inner = run.groups.rollouts
     late = []
 
     class Stubborn:
@@ -193,7 +193,7 @@ async def test_sc_5_35_an_abort_waits_no_longer_than_its_grace_and_detaches_the_
                 late.append(rest["group_id"])
                 raise
 
-    run.rollout.rollouts = Stubborn()
+    run.groups.rollouts = Stubborn()
     await run.refit.run()
     pump = await start_rollouts(run, 5)
     run.versions.trainer = run.versions.content = 1
@@ -220,7 +220,7 @@ async def test_sc_5_36_other_errors_of_aborted_rollouts_surface():
             except asyncio.CancelledError:
                 raise KeyError(rest["group_id"]) from None
 
-    run.rollout.rollouts = Breaking()
+    run.groups.rollouts = Breaking()
     await run.refit.run()
     pump = await start_rollouts(run, 5)
     run.versions.trainer = run.versions.content = 1

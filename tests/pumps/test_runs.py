@@ -151,7 +151,7 @@ async def test_sc_5_59_the_remainder_under_an_unstamped_sampler(policy, steps):
     run = await run_script(
         prompts=12,
         groups_per_step=4,
-        sampler=SAMPLERS["ready_first"],
+        sampler=lambda buffer: Windowed(buffer, window=2),
         discard_group=lambda record: record.prompt.ref.position == 5,
         final_partial_step=policy,
         fraction=0.7,
@@ -210,7 +210,7 @@ async def test_infra_failures_are_retried_after_a_growing_wait(looptime):
         return InfraFailure("lost") if request.request_id[:7] in ("e0p0_a0", "e0p0_a1", "e0p0_a2") else None
 
     run = await run_script(prompts=2, failing=fail_thrice)
-    assert run.rollout.counters.redispatched == 3
+    assert run.rollout.counters.redispatched.total() == 3
     assert looptime == 4 * 1 + (1 + 2 + 4)
     assert run.trained_prompts() in ([0, 1], [1, 0])
 
@@ -224,7 +224,7 @@ async def test_infra_failures_are_retried_after_a_growing_wait(looptime):
 )
 async def test_a_prompt_that_fails_for_good_ends_the_run(error, attempts, setting):
     with pytest.raises(
-        PromptFailed, match=rf"prompt 1 \('p1'\) failed for good after {attempts} .*{setting}"
+        PromptFailed, match=rf"prompt 1 of epoch 0 \('p1'\) failed for good after {attempts} .*{setting}"
     ):
         await run_script(prompts=4, failing=lambda r: error if r.request_id.startswith("e0p1_") else None)
 
@@ -348,7 +348,7 @@ async def test_a_stop_ends_the_run_after_the_step_without_losing_a_prompt():
 
 async def test_sc_14_21_no_attempt_starts_between_the_close_of_a_step_and_its_refit():
     run = Run(Script(prompts=12, sync_seconds=lambda version: 0.5, train_seconds=lambda step: 0.25))
-    run.rollout.rollouts = spy = RolloutSpy(run, run.rollout.rollouts)
+    run.groups.rollouts = spy = RolloutSpy(run, run.groups.rollouts)
     await run.go()
     assert len(spy.in_step) == 12
     assert all(spy.in_step)

@@ -15,6 +15,7 @@ from asyncrl_runtime.adapters.scripted import (
     ScriptedTrainer,
 )
 from asyncrl_runtime.core.dataloader import DataCursor
+from asyncrl_runtime.core.drops import DropPolicy, FailureBudgets, StepAccounts
 from asyncrl_runtime.core.ledger import PromptLedger
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.retention import Retention
@@ -25,8 +26,9 @@ from asyncrl_runtime.pumps.after_step import StepEnd
 from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
 from asyncrl_runtime.pumps.commit import Committer
 from asyncrl_runtime.pumps.fleet import Fleet
+from asyncrl_runtime.pumps.group import GroupRunner, RetryPolicy
 from asyncrl_runtime.pumps.refit import Refit, RefitSettings
-from asyncrl_runtime.pumps.rollout import RetryPolicy, RolloutPump
+from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.supervisor import supervise
 from asyncrl_runtime.pumps.train import TrainProgress, TrainPump, TrainSettings
@@ -96,6 +98,9 @@ class Script:
     generation_timeout: float | None = None
     infra_attempts: int = 5
     data_attempts: int = 2
+    max_skipped: int = 0
+    max_consecutive: int = 0
+    drops: DropPolicy = field(default_factory=DropPolicy)
 
 
 class Run:
@@ -108,6 +113,8 @@ class Run:
         self.buffer = ReplayBuffer(s.capacity)
         self.sampler = s.sampler(self.buffer)
         self.ledger, self.versions, self.progress = PromptLedger(), Versions(), TrainProgress()
+        self.accounts = StepAccounts()
+        self.budgets = FailureBudgets(max_skipped=s.max_skipped, max_consecutive=s.max_consecutive)
         self.gate, self.barrier, self.changed = RolloutGate(), Barrier(), Wakeup()
         self.shards = [
             ScriptedGenerator(index=i, seconds=s.generation_seconds, failing=s.failing)
@@ -140,9 +147,8 @@ class Run:
             overlong_filtering=False,
             mask_flagged=True,
         )
-        self.rollout = RolloutPump(
+        self.groups = GroupRunner(
             source=self.source,
-            cursor=DataCursor(s.prompts, s.groups_per_step, s.shuffle, 1, s.max_epochs),
             ledger=self.ledger,
             buffer=self.buffer,
             sampler=self.sampler,
@@ -151,7 +157,6 @@ class Run:
             committer=committer,
             gate=self.gate,
             barrier=self.barrier,
-            changed=self.changed,
             observer=self.events,
             retry=RetryPolicy(
                 max_infra_attempts=s.infra_attempts,
@@ -159,11 +164,26 @@ class Run:
                 backoff_base_seconds=1.0,
                 max_backoff_seconds=30.0,
             ),
-            groups_per_step=s.groups_per_step,
+            accounts=self.accounts,
+            budgets=self.budgets,
+            drops=s.drops,
             generations=s.generations,
-            max_inflight_prompts=s.max_inflight,
             requeue_aborted=s.requeue_aborted,
             discard_group=s.discard_group,
+        )
+        self.rollout = RolloutPump(
+            source=self.source,
+            cursor=DataCursor(s.prompts, s.groups_per_step, s.shuffle, 1, s.max_epochs),
+            ledger=self.ledger,
+            buffer=self.buffer,
+            sampler=self.sampler,
+            versions=self.versions,
+            barrier=self.barrier,
+            changed=self.changed,
+            observer=self.events,
+            groups=self.groups,
+            groups_per_step=s.groups_per_step,
+            max_inflight_prompts=s.max_inflight,
         )
         self.refit = Refit(
             sync=self.sync,
@@ -277,6 +297,7 @@ class Run:
             sampler=self.sampler,
             buffer=self.buffer,
             ledger=self.ledger,
+            accounts=self.accounts,
             versions=self.versions,
             plane=self.plane,
             trainer=self.trainer,

@@ -14,6 +14,7 @@ from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.app import wiring
 from asyncrl_runtime.app.backends import advantage_stage, generators, trainer, weight_sync
 from asyncrl_runtime.app.samplers import build_sampler
+from asyncrl_runtime.core.drops import FailureBudgets, StepAccounts
 from asyncrl_runtime.core.ledger import PromptLedger
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.samplers.base import Sampler
@@ -29,8 +30,9 @@ from asyncrl_runtime.ports.weight_sync import WeightSync
 from asyncrl_runtime.pumps.after_step import StepEnd
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.fleet import Fleet
+from asyncrl_runtime.pumps.group import Observer
 from asyncrl_runtime.pumps.refit import Refit
-from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
+from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.train import TrainProgress, TrainPump
 from asyncrl_runtime.pumps.validation import Validator
@@ -72,6 +74,8 @@ class Parts:
     advantages: AdvantageStage
     max_steps: int
     ledger: PromptLedger = field(default_factory=PromptLedger)
+    accounts: StepAccounts = field(default_factory=StepAccounts)
+    budgets: FailureBudgets = field(init=False)
     versions: Versions = field(default_factory=Versions)
     progress: TrainProgress = field(default_factory=TrainProgress)
     gate: RolloutGate = field(default_factory=RolloutGate)
@@ -87,6 +91,11 @@ class Parts:
     train: TrainPump = field(init=False)
 
     def __post_init__(self) -> None:
+        failure = self.spec.async_rl.rollout_failure
+        self.budgets = FailureBudgets(
+            max_skipped=failure.max_skipped_prompts,
+            max_consecutive=failure.max_consecutive_dropped_prompts,
+        )
         self.fleet = Fleet(shards=self.shards)
         self.rollout = wiring.rollout_pump(self)
         self.refit = wiring.refit(self)

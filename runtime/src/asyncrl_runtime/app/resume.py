@@ -106,6 +106,8 @@ async def resume(parts: Parts, found: Found) -> None:
 
 def _apply(parts: Parts, cut: Cut, plan: RestorePlan) -> None:
     parts.ledger.adopt(plan.ledger)
+    parts.accounts.adopt(plan.accounts)
+    parts.budgets.restore(cut.budgets)
     for group in plan.ready:
         parts.buffer.restore(group)
     if plan.cursor is None:
@@ -118,6 +120,9 @@ def _apply(parts: Parts, cut: Cut, plan: RestorePlan) -> None:
     parts.progress.consumed_groups = cut.consumed_groups
     parts.progress.total_valid_tokens = cut.total_valid_tokens
     parts.progress.policy_optimizer_steps = cut.policy_optimizer_steps
+    parts.rollout.stamping_known = bool(getattr(parts.sampler, "stamps", False)) or any(
+        group.target_step is not None for group in plan.ready
+    )
     parts.rollout.cursor.restore(cut.data)
     parts.rollout.data_state = parts.rollout.cursor.state()
 

@@ -9,14 +9,16 @@ from asyncrl_api.resolve import resolved
 from asyncrl_runtime.app.backends import shard_sampling
 from asyncrl_runtime.app.samplers import over_sampling_cap, zero_spread
 from asyncrl_runtime.core.dataloader import DataCursor
+from asyncrl_runtime.core.drops import DropPolicy
 from asyncrl_runtime.core.retention import Retention
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.after_step import StepEnd
 from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
 from asyncrl_runtime.pumps.commit import Committer
+from asyncrl_runtime.pumps.group import GroupRunner, RetryPolicy
 from asyncrl_runtime.pumps.refit import Refit, RefitSettings
-from asyncrl_runtime.pumps.rollout import RetryPolicy, RolloutPump
+from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.train import TrainPump, TrainSettings
 from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
@@ -47,19 +49,12 @@ def rollout_manager(parts: Parts) -> RolloutManager:
     )
 
 
-def rollout_pump(parts: Parts) -> RolloutPump:
-    """Keeps the fleet busy."""
+def group_runner(parts: Parts) -> GroupRunner:
+    """Carries one prompt group to its end."""
     spec, facts, algorithm = parts.spec, parts.facts, parts.facts.valid_algorithm
     failure = spec.async_rl.rollout_failure
-    return RolloutPump(
+    return GroupRunner(
         source=parts.outside.source,
-        cursor=DataCursor(
-            len(parts.outside.source),
-            facts.num_prompts_per_step,
-            spec.data.shuffle,
-            spec.data.seed,
-            algorithm.max_num_epochs,
-        ),
         ledger=parts.ledger,
         buffer=parts.buffer,
         sampler=parts.sampler,
@@ -74,7 +69,6 @@ def rollout_pump(parts: Parts) -> RolloutPump:
         ),
         gate=parts.gate,
         barrier=parts.barrier,
-        changed=parts.changed,
         observer=parts.outside.observer,
         retry=RetryPolicy(
             max_infra_attempts=failure.max_infra_attempts_per_prompt,
@@ -82,11 +76,41 @@ def rollout_pump(parts: Parts) -> RolloutPump:
             backoff_base_seconds=failure.backoff_base_seconds,
             max_backoff_seconds=failure.max_backoff_seconds,
         ),
-        groups_per_step=facts.num_prompts_per_step,
+        accounts=parts.accounts,
+        budgets=parts.budgets,
+        drops=DropPolicy(
+            replaces=failure.on_dropped_prompt == "replace",
+            max_replacements=failure.max_replacement_attempts,
+            reserve_mark=failure.replacement_reserve_prompts,
+        ),
         generations=facts.num_generations_per_prompt,
-        max_inflight_prompts=spec.async_rl.max_inflight_prompts,
         requeue_aborted=spec.async_rl.requeue_aborted_prompts,
         discard_group=zero_spread(spec),
+    )
+
+
+def rollout_pump(parts: Parts) -> RolloutPump:
+    """Keeps the fleet busy."""
+    spec, facts = parts.spec, parts.facts
+    return RolloutPump(
+        source=parts.outside.source,
+        cursor=DataCursor(
+            len(parts.outside.source),
+            facts.num_prompts_per_step,
+            spec.data.shuffle,
+            spec.data.seed,
+            facts.valid_algorithm.max_num_epochs,
+        ),
+        ledger=parts.ledger,
+        buffer=parts.buffer,
+        sampler=parts.sampler,
+        versions=parts.versions,
+        barrier=parts.barrier,
+        changed=parts.changed,
+        observer=parts.outside.observer,
+        groups=group_runner(parts),
+        groups_per_step=facts.num_prompts_per_step,
+        max_inflight_prompts=spec.async_rl.max_inflight_prompts,
         over_sampling_cap=over_sampling_cap(parts.sampler, parts.versions, facts),
     )
 
@@ -126,7 +150,7 @@ def validator(parts: Parts) -> Validator:
     )
     return Validator(
         source=parts.outside.validation,
-        rollouts=parts.rollout.rollouts,
+        rollouts=parts.rollout.groups.rollouts,
         observer=parts.outside.observer,
         settings=ValidationSettings(
             period_steps=resolved(validation.period_steps),
@@ -235,6 +259,7 @@ def train_pump(parts: Parts) -> TrainPump:
         sampler=parts.sampler,
         buffer=parts.buffer,
         ledger=parts.ledger,
+        accounts=parts.accounts,
         versions=parts.versions,
         plane=parts.plane,
         trainer=parts.trainer,

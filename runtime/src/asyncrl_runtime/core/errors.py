@@ -211,12 +211,38 @@ class PromptFailed(RunError):
     attempts: int
     kind: str
     setting: str
+    """The field that bounds the attempts."""
+
+    budget_setting: str
+    """The field that bounds how many prompts may be given up."""
+
+    budget: int
     cause: str
 
     def __str__(self) -> str:
         return (
             f"prompt {self.prompt} failed for good after {self.attempts} attempts ({self.kind}): "
-            f"{self.cause}; repair the cause, or raise {self.setting} (now spent)"
+            f"{self.cause}; repair the cause, raise {self.setting}, or let the run give prompts up with "
+            f"{self.budget_setting} (now {self.budget}, spent)"
+        )
+
+
+@dataclass(eq=False)
+class StepBelowFloor(RunError):
+    """A step lost more groups than it may close without (SC-5.51, 8.43)."""
+
+    step: int
+    lost: int
+    remaining: int
+    floor: int
+    fraction: float
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step} lost {self.lost} prompt groups, leaving {self.remaining}, and may not close "
+            f"on fewer than {self.floor} (spec.asyncRL.rolloutFailure.minStepBatchFraction {self.fraction:g}): "
+            "repair what makes prompts fail (events.jsonl names each), lower the fraction, or set "
+            "onDroppedPrompt to replace"
         )
 
 

@@ -41,6 +41,16 @@ class ImpossibleTransition(ValueError):
         return f"shard {self.shard} is {self.state}: the event {self.event} cannot happen to it"
 
 
+@dataclass(eq=False)
+class FleetRequestRefused(ValueError):
+    """Something was asked of a shard that its state or the job does not allow."""
+
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """Thresholds of fleet health (SC-2.103 to 2.108, 2.99)."""

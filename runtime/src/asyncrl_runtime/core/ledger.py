@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -31,6 +31,9 @@ class LedgerEntry:
     start_version: int | None = None
     relaunched: bool = False
     """It was aborted once and started again."""
+
+    replacements: int = 0
+    """Spares that its slot has used, itself included."""
 
     def to_json(self) -> dict[str, object]:
         """As JSON values."""
@@ -77,10 +80,19 @@ class LedgerUnbalanced(RunError):
 
 @dataclass(slots=True)
 class PromptLedger:
-    """Entries of unfinished prompts, and counts of all others."""
+    """Entries of unfinished prompts, the reserve of spare ones, and counts of all others."""
 
     entries: dict[GroupId, LedgerEntry] = field(default_factory=dict)
+    reserve: deque[PromptRef] = field(default_factory=deque)
+    """Spare prompts: taken from the dataset, not admitted, oldest first (SC-1.33)."""
+
+    owed: list[int | None] = field(default_factory=list)
+    """Groups that a gated sampler still has to get, outside its cursor: their target steps (SC-1.78)."""
+
     taken: int = 0
+    orders: int = 0
+    """Entries made so far."""
+
     committed: int = 0
     trained: int = 0
     dropped: int = 0
@@ -88,18 +100,63 @@ class PromptLedger:
     mutations: int = 0
     """Counts every change (SC-1.63)."""
 
-    def reserve(self, refs: Iterable[PromptRef]) -> list[LedgerEntry]:
-        """Own prompts that were just taken from the dataset."""
-        fresh = []
-        for ref in refs:
-            entry = LedgerEntry(f"e{ref.epoch}p{ref.position}", ref, self.taken)
-            if entry.group_id in self.entries:
-                raise RunError(f"prompt {ref.position} of epoch {ref.epoch} was taken twice")
-            self.entries[entry.group_id] = entry
-            self.taken += 1
-            fresh.append(entry)
+    def own(self, refs: Iterable[PromptRef]) -> list[LedgerEntry]:
+        """Make entries for prompts that were just taken from the dataset."""
+        refs = tuple(refs)
+        entries = [self._enter(ref) for ref in refs]
+        self.taken += len(refs)
         self.mutations += 1
-        return fresh
+        return entries
+
+    def divert(self, refs: Iterable[PromptRef]) -> None:
+        """Put prompts that were just taken from the dataset into the reserve (SC-1.34)."""
+        refs = tuple(refs)
+        self.reserve.extend(refs)
+        self.taken += len(refs)
+        self.mutations += 1
+
+    def draw(self, prompts: int) -> list[LedgerEntry]:
+        """Move spares into entries, to be admitted like new prompts (SC-5.55)."""
+        self.mutations += 1
+        return [self._enter(self.reserve.popleft()) for _ in range(prompts)]
+
+    def draw_spare(self, target_step: int | None, *, replacements: int = 0) -> LedgerEntry:
+        """Move one spare into an entry that needs no admission: for a dropped group, or for an owed one."""
+        entry = self._enter(self.reserve.popleft())
+        entry.state, entry.target_step, entry.replacements = "admitted", target_step, replacements
+        self.mutations += 1
+        return entry
+
+    def put_back(self, entries: Iterable[LedgerEntry]) -> None:
+        """Move prompts that are not admitted to the front of the reserve, in their order."""
+        entries = tuple(entries)
+        for entry in entries:
+            del self.entries[entry.group_id]
+        self.reserve.extendleft(entry.prompt for entry in reversed(entries))
+        self.mutations += 1
+
+    def owe(self, target_step: int | None) -> None:
+        """A gated sampler has lost a group of an admitted batch (SC-5.49)."""
+        self.owed.append(target_step)
+        self.mutations += 1
+
+    def settle_owed(self) -> int | None:
+        """Strike the oldest owed group off; its target step."""
+        self.mutations += 1
+        return self.owed.pop(0)
+
+    def strike_owed(self, groups: int | None = None) -> None:
+        """Give owed groups up, the oldest first: so many, or all."""
+        del self.owed[:groups]
+        self.mutations += 1
+
+    def _enter(self, ref: PromptRef) -> LedgerEntry:
+        entry = LedgerEntry(f"e{ref.epoch}p{ref.position}", ref, self.orders)
+        if entry.group_id in self.entries:
+            raise RunError(f"prompt {ref.position} of epoch {ref.epoch} was taken twice")
+        self.entries[entry.group_id] = entry
+        self.orders += 1
+        return entry
 
     def admit(self, entries: Iterable[LedgerEntry], target_step: int | None) -> None:
         """Stamp a dispatch batch."""
@@ -123,6 +180,12 @@ class PromptLedger:
         """The group is in the buffer now."""
         del self.entries[group_id]
         self.committed += 1
+        self.mutations += 1
+
+    def drop(self, group_id: GroupId) -> None:
+        """Give a prompt up after its attempts are spent (SC-1.31)."""
+        del self.entries[group_id]
+        self.dropped += 1
         self.mutations += 1
 
     def discard(self, group_id: GroupId, cause: DiscardCause) -> None:
@@ -153,13 +216,23 @@ class PromptLedger:
 
     def adopt(self, other: PromptLedger) -> None:
         """Become the other ledger; whoever holds this one sees it."""
-        for name in ("entries", "taken", "committed", "trained", "dropped", "discarded"):
+        for name in (
+            "entries",
+            "reserve",
+            "owed",
+            "taken",
+            "orders",
+            "committed",
+            "trained",
+            "dropped",
+            "discarded",
+        ):
             setattr(self, name, getattr(other, name))
         self.mutations += 1
 
     def counts(self, *, buffered: int, claimed: int, ended: bool = False) -> PromptCounts:
         """Prompts by class. With `ended`, what is still live counts as left over."""
-        live = len(self.entries) + buffered + claimed
+        live = len(self.entries) + len(self.reserve) + buffered + claimed
         causes = dict(self.discarded)
         if ended and live:
             causes["left_over"] = causes.get("left_over", 0) + live
@@ -187,7 +260,10 @@ class PromptLedger:
         """As JSON values."""
         return {
             "entries": [entry.to_json() for entry in self.entries.values()],
+            "reserve": [asdict(ref) for ref in self.reserve],
+            "owed": list(self.owed),
             "taken": self.taken,
+            "orders": self.orders,
             "committed": self.committed,
             "trained": self.trained,
             "dropped": self.dropped,
@@ -200,4 +276,5 @@ class PromptLedger:
         fields = dict(value)
         entries = [LedgerEntry.from_json(entry) for entry in fields.pop("entries")]  # type: ignore[union-attr]
         discarded = Counter(fields.pop("discarded"))  # type: ignore[arg-type]
-        return cls({e.group_id: e for e in entries}, discarded=discarded, **fields)  # type: ignore[arg-type]
+        reserve = deque(PromptRef(**ref) for ref in fields.pop("reserve"))  # type: ignore[union-attr]
+        return cls({e.group_id: e for e in entries}, reserve, discarded=discarded, **fields)  # type: ignore[arg-type]

@@ -10,6 +10,8 @@ GroupId = str
 SampleId = str
 FinishReason = Literal["stop", "length"]
 
+_LABEL_LENGTH = 80
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRef:
@@ -43,6 +45,12 @@ class Prompt:
     def text(self) -> str:
         """The last message's content: what was asked."""
         return self.messages[-1]["content"]
+
+    @property
+    def label(self) -> str:
+        """The prompt as messages name it: where it stands, and how it ends."""
+        text = self.text if len(self.text) <= _LABEL_LENGTH else f"…{self.text[1 - _LABEL_LENGTH :]}"
+        return f"{self.ref.position} of epoch {self.ref.epoch} ({text!r})"
 
 
 @dataclass(slots=True)

@@ -127,6 +127,11 @@ class ReplayBuffer:
         """Give back the room of a launched group that will not commit. Repeating it changes nothing."""
         self._launched.discard(group_id)
 
+    def hand_over(self, group_id: GroupId, successor: GroupId) -> None:
+        """The room of a launched group passes to the one that replaces it (SC-4.42)."""
+        self._launched.remove(group_id)
+        self._launched.add(successor)
+
     # ── slots ───────────────────────────────────────────────────────────────────────────────────────
 
     def __len__(self) -> int:

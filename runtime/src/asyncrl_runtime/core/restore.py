@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+from asyncrl_runtime.core.drops import StepAccounts
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import LedgerEntry, PromptLedger
 from asyncrl_runtime.core.records import GroupMeta, PromptRef
@@ -49,7 +50,12 @@ class Cut:
     rolled_back_groups: int = 0
     """Groups of the index that held no room when it was read: the open step's, and open restore debt."""
 
-    counters: Mapping[str, int] = field(default_factory=dict)
+    accounts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Shortfall, replacements and promotions of steps that are not closed."""
+
+    budgets: Mapping[str, int] = field(default_factory=dict)
+    """Prompts given up so far, by budget (SC-8.33)."""
+
     has_rollouts: bool = True
     """Index, ledger entries and rows are authoritative; False when the sampler cannot restore them."""
 
@@ -86,6 +92,7 @@ class RestorePlan:
     """Groups that go back into the buffer, in order."""
 
     ledger: PromptLedger
+    accounts: StepAccounts
     cursor: int | None
     """Exact dispatch index, or None: start counting at the restored step."""
 
@@ -116,7 +123,12 @@ def plan_restore(
     if not cut.has_rollouts:
         _to_prompt_work(ledger)
         return RestorePlan(
-            ready=(), ledger=ledger, cursor=None, clear=(), notes=("no buffered groups were saved",)
+            ready=(),
+            ledger=ledger,
+            accounts=StepAccounts(),
+            cursor=None,
+            clear=(),
+            notes=("no buffered groups were saved",),
         )
     if sampler != cut.sampler:
         for group in cut.index:
@@ -126,10 +138,18 @@ def plan_restore(
             f"the sampler changed from {cut.sampler} to {sampler}: "
             f"{len(ledger.entries)} prompts are generated again"
         )
-        return RestorePlan(ready=(), ledger=ledger, cursor=None, clear=_rows(cut.index), notes=(note,))
+        return RestorePlan(
+            ready=(),
+            ledger=ledger,
+            accounts=StepAccounts(),
+            cursor=None,
+            clear=_rows(cut.index),
+            notes=(note,),
+        )
+    accounts = StepAccounts.from_json(cut.accounts)
     stamped = stamps or any(group.target_step is not None for group in cut.index)
     kept, given_back, notes = _kept(
-        cut, ledger, path, stamped, capacity, groups_per_step, drop_incomplete_targets
+        cut, ledger, accounts, path, stamped, capacity, groups_per_step, drop_incomplete_targets
     )
     for group in given_back:
         ledger.reopen(group.group_id, group.prompt, attempt=group.attempt, target_step=group.target_step)
@@ -137,9 +157,14 @@ def plan_restore(
         if entry.state == "generating":
             entry.state = "admitted"
     if stamped:
-        _check_steps(cut, kept, ledger, path, groups_per_step)
+        _check_steps(cut, kept, ledger, accounts, path, groups_per_step)
     return RestorePlan(
-        ready=tuple(kept), ledger=ledger, cursor=cut.cursor, clear=_rows(given_back), notes=tuple(notes)
+        ready=tuple(kept),
+        ledger=ledger,
+        accounts=accounts,
+        cursor=cut.cursor,
+        clear=_rows(given_back),
+        notes=tuple(notes),
     )
 
 
@@ -166,6 +191,7 @@ def _check_fit(
 def _kept(
     cut: Cut,
     ledger: PromptLedger,
+    accounts: StepAccounts,
     path: str,
     stamped: bool,
     capacity: int,
@@ -183,8 +209,13 @@ def _kept(
         if not drop_incomplete:
             return list(cut.index), [], []
         ready = Counter(group.target_step for group in cut.index)
-        kept = [g for g in cut.index if ready[g.target_step] >= groups_per_step]
-        given_back = [g for g in cut.index if ready[g.target_step] < groups_per_step]
+        whole = {
+            step
+            for step, groups in ready.items()
+            if step is None or groups >= accounts.target_groups(step, groups_per_step)
+        }
+        kept = [g for g in cut.index if g.target_step in whole]
+        given_back = [g for g in cut.index if g.target_step not in whole]
         return kept, given_back, [f"{len(given_back)} groups of incomplete steps are generated again"]
     limit = capacity + cut.rolled_back_groups
     if len(cut.index) <= limit:
@@ -201,27 +232,35 @@ def _kept(
 
 
 def _check_steps(
-    cut: Cut, kept: list[GroupMeta], ledger: PromptLedger, path: str, groups_per_step: int
+    cut: Cut,
+    kept: list[GroupMeta],
+    ledger: PromptLedger,
+    accounts: StepAccounts,
+    path: str,
+    groups_per_step: int,
 ) -> None:
     """Every admitted step must own exactly its groups, and none may lie above the cursor (SC-9.60, 9.76)."""
     ready = Counter(group.target_step for group in kept)
     unfinished = Counter(e.target_step for e in ledger.entries.values() if e.state != "reserved")
+    unfinished.update(ledger.owed)
     highest = max((t for t in [*ready, *unfinished] if t is not None), default=cut.cursor)
     if highest > cut.cursor:
         raise RestoreRefused(path, f"it holds groups of step {highest} above its cursor {cut.cursor}")
     for step in range(cut.trainer_version, cut.cursor + 1):
-        if ready[step] + unfinished[step] != groups_per_step:
+        lost = accounts.shortfall[step]
+        if ready[step] + unfinished[step] + lost != groups_per_step:
             raise RestoreRefused(
                 path,
-                f"step {step} owns {ready[step]} ready and {unfinished[step]} unfinished groups "
-                f"instead of {groups_per_step}",
+                f"step {step} owns {ready[step]} ready and {unfinished[step]} unfinished groups, with {lost} "
+                f"lost, instead of {groups_per_step}",
             )
 
 
 def _to_prompt_work(ledger: PromptLedger) -> None:
-    """Unfinished prompts wait for a new admission, without stamps."""
+    """Unfinished prompts wait for a new admission, without stamps; nothing is owed any more."""
+    ledger.strike_owed()
     for entry in ledger.entries.values():
-        entry.state, entry.target_step = "reserved", None
+        entry.state, entry.target_step, entry.replacements = "reserved", None, 0
 
 
 def _rows(groups: tuple[GroupMeta, ...] | list[GroupMeta]) -> tuple[str, ...]:

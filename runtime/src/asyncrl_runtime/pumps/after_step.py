@@ -10,8 +10,9 @@ from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.metrics import MetricRecord, MetricSink
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
+from asyncrl_runtime.pumps.group import RolloutCounters
 from asyncrl_runtime.pumps.refit import Refit
-from asyncrl_runtime.pumps.rollout import RolloutCounters, RolloutPump
+from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.train import RunEnd, TrainProgress
 from asyncrl_runtime.pumps.validation import Validator
@@ -97,8 +98,8 @@ class StepEnd:
                 "buffer/free_permits": self.rollout.buffer.free,
                 "rollout/inflight": step.inflight,
                 "rollout/committed_total": now.committed,
-                "rollout/redispatch_total": now.redispatched,
-                "rollout/data_retry_total": now.data_retries,
+                "rollout/detached_total": now.detached,
+                "rollout/max_consecutive_infra_drops": self.rollout.groups.budgets.most_consecutive,
                 "data_plane/driver/bytes_outstanding": usage.bytes_outstanding,
                 "data_plane/driver/peak_bytes_outstanding": usage.peak_bytes_outstanding,
                 "data_plane/driver/keys_outstanding": usage.keys_outstanding,
@@ -107,6 +108,15 @@ class StepEnd:
                 "data_plane/driver/wall_ms": 1e3 * sum(usage.seconds.values()),
             }
         )
+        for name, reasons in (
+            ("redispatch_total", now.redispatched),
+            ("data_retry_total", now.data_retried),
+            ("data_failures_total", now.data_failed),
+            ("infra_drops_total", now.infra_dropped),
+            ("skipped_total", now.data_skipped),
+        ):
+            metrics[f"rollout/{name}"] = reasons.total()
+            metrics.update({f"rollout/{name}/{reason}": count for reason, count in reasons.items()})
         for cause, tokens in now.wasted_tokens.items():
             metrics[f"generation/wasted_tokens_total/{cause}"] = tokens
         self._before = now.copy()

@@ -19,7 +19,8 @@ from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.checkpoints import BundleDamaged, CheckpointFailed, CheckpointStore
 from asyncrl_runtime.ports.data_plane import DataPlane, FinishSnapshot
 from asyncrl_runtime.ports.trainer import Trainer
-from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
+from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.train import TrainProgress
 from asyncrl_runtime.pumps.wakeup import Barrier, CutToken
 
@@ -200,6 +201,8 @@ class Checkpointer:
             data=dict(self.rollout.data_state),
             dataset=self.dataset,
             ledger=self.ledger.to_json(),
+            accounts=self.rollout.groups.accounts.to_json(),
+            budgets=self.rollout.groups.budgets.to_json(),
             index=index if recoverable else (),
             rolled_back_groups=len(claims) + self.buffer.restore_debt if recoverable else 0,
             has_rollouts=recoverable,

@@ -5,74 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from asyncrl_runtime.core.dataloader import DataCursor
-from asyncrl_runtime.core.errors import PromptFailed, RolloutFailure
-from asyncrl_runtime.core.failures import backoff_seconds, is_infra
 from asyncrl_runtime.core.ledger import LedgerEntry, PromptLedger
-from asyncrl_runtime.core.records import GroupMeta, GroupRecord, Prompt
-from asyncrl_runtime.core.replay import ReplayBuffer, Slot
+from asyncrl_runtime.core.records import GroupId, Prompt
+from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.restore import entries_in_order
 from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.prompts import PromptSource
-from asyncrl_runtime.pumps.commit import Committer
-from asyncrl_runtime.pumps.rollouts import RolloutManager, describe
-from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
+from asyncrl_runtime.pumps.attempts import Attempt, abort
+from asyncrl_runtime.pumps.group import Dispatch, GroupRunner, Observer, RolloutCounters
+from asyncrl_runtime.pumps.wakeup import Barrier, Wakeup
 
-
-class Observer(Protocol):
-    """Whoever writes down what happens."""
-
-    def event(self, kind: str, **facts: object) -> None:
-        """Something happened to a prompt, a shard, a refit or a checkpoint."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """A rollout that is registered in flight."""
-
-    slot: Slot
-    task: asyncio.Task[GroupRecord]
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the task is done, or given up on."""
-
-    aborted: bool = False
-    straddled: bool = False
-
-    def __post_init__(self) -> None:
-        self.task.add_done_callback(lambda _: self.ended.set())
-
-
-@dataclass(slots=True, kw_only=True)
-class RolloutCounters:
-    """Cumulative counts over the process (SC-8.31)."""
-
-    committed: int = 0
-    redispatched: int = 0
-    data_retries: int = 0
-    aborted: int = 0
-    relaunched: int = 0
-    detached: int = 0
-    filtered: int = 0
-    wasted_tokens: dict[str, int] = field(default_factory=dict)
-
-    def copy(self) -> RolloutCounters:
-        """The counts of now, to compare later ones with."""
-        return replace(self, wasted_tokens=dict(self.wasted_tokens))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """Attempts per prompt (SC-2.70 to 2.73)."""
-
-    max_infra_attempts: int
-    max_data_attempts: int
-    backoff_base_seconds: float
-    max_backoff_seconds: float
+Owned = tuple[LedgerEntry, Prompt]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,8 +28,8 @@ class RolloutPump:
 
     Takes:      prompts, in dispatch batches
     Gives:      one ready slot per prompt whose rollout succeeds
-    Waits for:  the sampler's gate, room in the buffer and in flight, the rollout gate
-    Woken by:   the train pump (`changed`), a refit (`gate`)
+    Waits for:  the sampler's gate, room in the buffer and in flight
+    Woken by:   the train pump and settling groups (`changed`)
     """
 
     source: PromptSource
@@ -91,32 +38,26 @@ class RolloutPump:
     buffer: ReplayBuffer
     sampler: Sampler
     versions: Versions
-    rollouts: RolloutManager
-    committer: Committer
-    gate: RolloutGate
     barrier: Barrier
     changed: Wakeup
     observer: Observer
-    retry: RetryPolicy
+    groups: GroupRunner
     groups_per_step: int
-    generations: int
     max_inflight_prompts: int
-    requeue_aborted: bool
-    discard_group: Callable[[GroupRecord], bool] = lambda record: False
-    """Dynamic sampling: whether a finished group teaches nothing and is discarded before commit."""
-
     over_sampling_cap: Callable[[], tuple[int, int] | None] = lambda: None
     """(outstanding, cap) under an over-sampling ratio."""
 
-    inflight: dict[str, Attempt] = field(default_factory=dict, init=False)
-    counters: RolloutCounters = field(default_factory=RolloutCounters, init=False)
+    stamping_known: bool = False
+    """The sampler is known to stamp: only then are spares of use (SC-5.54)."""
+
     data_state: Mapping[str, int] = field(init=False)
     """Loader position as of the last completed reservation; what a cut stores (SC-5.13)."""
 
-    _backlog: deque[tuple[LedgerEntry, Prompt]] = field(default_factory=deque, init=False)
-    """Prompts that are owned and not admitted."""
+    _prompt_work: deque[Owned] = field(default_factory=deque, init=False)
+    """Restored prompts that are owned and not admitted (SC-1.81)."""
 
-    _running: set[str] = field(default_factory=set, init=False)
+    _running: set[GroupId] = field(default_factory=set, init=False)
+    _data_ended: bool = field(default=False, init=False)
     _dispatched_all: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -124,74 +65,176 @@ class RolloutPump:
 
     @property
     def exhausted(self) -> bool:
-        """Every prompt is dispatched and settled (SC-1.38)."""
-        return self._dispatched_all and not self._running
+        """Every prompt is dispatched and settled, and nothing is owed that a spare could serve (SC-1.38)."""
+        return self._dispatched_all and not self._running and not self._owed_can_be_served
 
     @property
     def running(self) -> int:
         """Groups that hold an in-flight permit."""
         return len(self._running)
 
+    @property
+    def inflight(self) -> dict[GroupId, Attempt]:
+        """Attempts that are registered in flight."""
+        return self.groups.inflight
+
+    @property
+    def counters(self) -> RolloutCounters:
+        """What became of attempts and groups so far."""
+        return self.groups.counters
+
     async def run(self) -> None:
-        """Return when every prompt of every epoch is dispatched and settled."""
+        """Return when every prompt of every epoch is dispatched and settled, and no spare is left."""
         async with asyncio.TaskGroup() as tasks:
             await self._restored(tasks)
             while batch := await self._next_batch():
                 await self._admit_and_launch(tasks, batch)
-            self._dispatched_all = True
-            self.changed.notify()
+            await self._settled(tasks)
+        async with asyncio.TaskGroup() as tasks:
+            while batch := await self._drained_batch():
+                await self._admit_and_launch(tasks, batch)
+                await self._settled(tasks)
+        if self.ledger.reserve:
+            self.observer.event("prompts_left_over", prompts=len(self.ledger.reserve))
+        self._dispatched_all = True
+        self.changed.notify()
+        while self.ledger.reserve:
+            await self.changed.until(lambda: bool(self.ledger.owed))
+            async with asyncio.TaskGroup() as tasks:
+                await self._settled(tasks)
+
+    # ── taking prompts ──────────────────────────────────────────────────────────────────────────────
+
+    async def _next_batch(self) -> list[Owned]:
+        """One step's worth of prompts: restored ones, then new ones; empty when the data has ended."""
+        if self._prompt_work:
+            return [self._prompt_work.popleft() for _ in range(self.groups_per_step)]
+        while not self._data_ended:
+            divert = self.groups.drops.replaces and self.stamping_known and self._reserve_is_low
+            batch = await self._pull(divert=divert)
+            if batch:
+                return batch
+        return []
+
+    @property
+    def _reserve_is_low(self) -> bool:
+        return len(self.ledger.reserve) < self.groups.drops.reserve_mark
+
+    async def _pull(self, *, divert: bool) -> list[Owned]:
+        """Take a batch from the dataset as one mutation (SC-5.12): own it, or put it into the reserve."""
+        async with self.barrier.mutation():
+            refs = self.cursor.take()
+            prompts = await self.source.fetch(refs) if refs and not divert else []
+            if divert:
+                self.ledger.divert(refs)
+                entries: list[LedgerEntry] = []
+            else:
+                entries = self.ledger.own(refs)
+            self.data_state = self.cursor.state()
+        self._data_ended = not refs
+        return list(zip(entries, prompts, strict=True))
+
+    async def _drained_batch(self) -> list[Owned]:
+        """A step's worth of spares, once all drops have had their claim to them (SC-5.55, 5.56)."""
+        async with self.barrier.mutation():
+            if len(self.ledger.reserve) < self.groups_per_step:
+                return []
+            entries = self.ledger.draw(self.groups_per_step)
+        return await self._fetched(entries)
+
+    async def _restored(self, tasks: asyncio.TaskGroup) -> None:
+        """Unfinished groups of the checkpoint go first, under their stamps, not admitted again (SC-5.11).
+
+        Prompts without an admission follow, a step's worth at a time; a remainder becomes spares (SC-9.62).
+        """
+        entries = entries_in_order(self.ledger)
+        work = [entry for entry in entries if entry.state == "reserved"]
+        whole = len(work) - len(work) % self.groups_per_step
+        self.ledger.put_back(work[whole:])
+        self._prompt_work.extend(await self._fetched(work[:whole]))
+        for entry, prompt in await self._fetched([entry for entry in entries if entry.state != "reserved"]):
+            await self._launch(tasks, entry, prompt)
+
+    async def _fetched(self, entries: Sequence[LedgerEntry]) -> list[Owned]:
+        if not entries:
+            return []
+        prompts = await self.source.fetch([entry.prompt for entry in entries])
+        return list(zip(entries, prompts, strict=True))
 
     # ── dispatch ────────────────────────────────────────────────────────────────────────────────────
 
-    async def _next_batch(self) -> list[tuple[LedgerEntry, Prompt]]:
-        """One step's worth of prompts; those that were taken and not admitted come first (SC-9.62)."""
-        while len(self._backlog) < self.groups_per_step and await self._pull():
-            pass
-        if len(self._backlog) < self.groups_per_step:
-            if self._backlog:
-                self.observer.event("prompts_left_over", prompts=len(self._backlog))
-            return []
-        return [self._backlog.popleft() for _ in range(self.groups_per_step)]
-
-    async def _pull(self) -> bool:
-        """Take a batch from the dataset and own its prompts, as one mutation; False at the end (SC-5.12)."""
-        async with self.barrier.mutation():
-            refs = self.cursor.take()
-            prompts = await self.source.fetch(refs) if refs else []
-            self._backlog.extend(zip(self.ledger.reserve(refs), prompts, strict=True))
-            self.data_state = self.cursor.state()
-        return bool(refs)
-
-    async def _restored(self, tasks: asyncio.TaskGroup) -> None:
-        """Unfinished groups of the checkpoint go first, under their stamps, not admitted again (SC-5.11)."""
-        entries = entries_in_order(self.ledger)
-        prompts = await self.source.fetch([entry.prompt for entry in entries]) if entries else []
-        owned = list(zip(entries, prompts, strict=True))
-        self._backlog.extend(pair for pair in owned if pair[0].state == "reserved")
-        for entry, prompt in owned:
-            if entry.state != "reserved":
-                await self._launch(tasks, entry, prompt)
-
-    async def _admit_and_launch(
-        self, tasks: asyncio.TaskGroup, batch: Sequence[tuple[LedgerEntry, Prompt]]
-    ) -> None:
-        admitted = False
-        while not admitted:
-            await self.changed.until(lambda: self.sampler.admissible(self.versions.trainer))
+    async def _admit_and_launch(self, tasks: asyncio.TaskGroup, batch: Sequence[Owned]) -> None:
+        """Wait for the gate, then launch; meanwhile owed groups are served, if need be by this batch."""
+        entries = [entry for entry, _ in batch]
+        while True:
+            await self.changed.until(
+                lambda: bool(self.ledger.owed) or self.sampler.admissible(self.versions.trainer)
+            )
+            if self.ledger.owed:
+                if not self.ledger.reserve and not self._data_ended:
+                    await self._pull(divert=True)
+                if not self.ledger.reserve:
+                    async with self.barrier.mutation():
+                        self.ledger.put_back(entries)
+                    return
+                await self._serve_owed(tasks)
+                continue
             async with self.barrier.mutation():
                 if self.sampler.admissible(self.versions.trainer):
                     stamp = self.sampler.admit(self.versions.trainer)
-                    self.ledger.admit([entry for entry, _ in batch], stamp)
-                    admitted = True
+                    self.ledger.admit(entries, stamp)
+                    self.stamping_known = self.stamping_known or stamp is not None
+                    break
         for entry, prompt in batch:
             await self._launch(tasks, entry, prompt)
+
+    @property
+    def _owed_can_be_served(self) -> bool:
+        """By a spare; or, for a step that no prompt is left for, by closing it with fewer groups."""
+        owed = self.ledger.owed
+        return bool(owed) and (bool(self.ledger.reserve) or any(step is not None for step in owed))
+
+    async def _serve_owed(self, tasks: asyncio.TaskGroup) -> None:
+        """Launch the oldest spare for the oldest owed group, outside the cursor (SC-5.79)."""
+        async with self.barrier.mutation():
+            entry = self.ledger.draw_spare(self.ledger.settle_owed())
+        ((_, prompt),) = await self._fetched([entry])
+        await self._launch(tasks, entry, prompt)
+
+    async def _settled(self, tasks: asyncio.TaskGroup) -> None:
+        """After the last batch: serve what is owed, until every launched group is settled (SC-5.18)."""
+        while True:
+            await self.changed.until(lambda: not self._running or self._owed_can_be_served)
+            if self.ledger.owed and self.ledger.reserve:
+                await self._serve_owed(tasks)
+            elif self._owed_can_be_served:
+                await self._credit_owed_steps()
+            else:
+                return
+
+    async def _credit_owed_steps(self) -> None:
+        """No prompt is left: stamped groups that are owed become shortfall, others stay owed (SC-5.79)."""
+        async with self.barrier.mutation():
+            owed, unstamped = list(self.ledger.owed), 0
+            self.ledger.strike_owed()
+            for step in owed:
+                if step is None:
+                    self.ledger.owe(None)
+                    unstamped += 1
+                else:
+                    self.groups.accounts.credit_unserved(step)
+        self.observer.event("owed_groups_not_served", groups=len(owed) - unstamped)
+        self.changed.notify()
 
     async def _launch(self, tasks: asyncio.TaskGroup, entry: LedgerEntry, prompt: Prompt) -> None:
         await self.changed.until(self._has_room)
         self.buffer.launch(entry.group_id)
         self._running.add(entry.group_id)
-        task = tasks.create_task(self._generate_and_push(entry, prompt), name=f"rollout {entry.group_id}")
-        task.add_done_callback(lambda _: self._settle(entry.group_id))
+        dispatch = Dispatch(entry, prompt)
+        task = tasks.create_task(
+            self.groups.run(dispatch, substituted=self._substituted), name=f"rollout {entry.group_id}"
+        )
+        task.add_done_callback(lambda _: self._settle(dispatch.group_id))
 
     def _has_room(self) -> bool:
         """Over-sampling check, capacity permit, in-flight permit (SC-5.14)."""
@@ -202,153 +245,17 @@ class RolloutPump:
             and len(self._running) < self.max_inflight_prompts
         )
 
-    def _settle(self, group_id: str) -> None:
+    def _substituted(self, group_id: GroupId, spare: GroupId) -> None:
+        """A spare goes on with the permits of a dropped prompt (SC-5.43)."""
+        self._running.remove(group_id)
+        self._running.add(spare)
+        self.changed.notify()
+
+    def _settle(self, group_id: GroupId) -> None:
         """Permits come back however the task ended, also if it never began."""
         self._running.discard(group_id)
         self.buffer.settle(group_id)
         self.changed.notify()
-
-    # ── one group ───────────────────────────────────────────────────────────────────────────────────
-
-    async def _generate_and_push(self, entry: LedgerEntry, prompt: Prompt) -> None:
-        infra = data = 0
-        while True:
-            attempt = await self._begin_attempt(entry, prompt)
-            try:
-                record = await self._finish_rollout(attempt)
-            except RolloutFailure as failure:
-                if is_infra(failure):
-                    infra += 1
-                    await self._after_infra(entry, prompt, failure, infra)
-                else:
-                    data += 1
-                    self._after_data(entry, prompt, failure, data)
-                continue
-            if record is None:
-                if await self._relaunched(entry):
-                    continue
-                return
-            if await self._push(entry, attempt, record, end_weight=self.versions.stamp):
-                return
-
-    async def _begin_attempt(self, entry: LedgerEntry, prompt: Prompt) -> Attempt:
-        """Wait at the gate; stamp, reserve and register in one await-free block (SC-5.20)."""
-        while True:
-            await self.gate.until_open()
-            async with self.barrier.mutation():
-                if not self.gate.is_open:
-                    continue
-                number = self.ledger.begin_attempt(entry, self.versions.stamp)
-                slot = self.buffer.reserve(
-                    entry.group_id,
-                    entry.prompt,
-                    start_weight=self.versions.stamp,
-                    target_step=entry.target_step,
-                    attempt=number,
-                )
-                rollout = self.rollouts.roll_group(
-                    prompt, group_id=entry.group_id, attempt=number, generations=self.generations
-                )
-                attempt = Attempt(slot, asyncio.ensure_future(rollout))
-                self.inflight[entry.group_id] = attempt
-                return attempt
-
-    async def _finish_rollout(self, attempt: Attempt) -> GroupRecord | None:
-        """Await the rollout; None if it was aborted. Unregistered, and without a slot unless it succeeded."""
-        group_id = attempt.slot.group_id
-        finished = False
-        try:
-            await attempt.ended.wait()
-            if attempt.aborted:
-                return None
-            record = attempt.task.result()
-            finished = True
-            return record
-        except asyncio.CancelledError:
-            attempt.task.cancel()
-            await asyncio.gather(attempt.task, return_exceptions=True)
-            raise
-        finally:
-            self.inflight.pop(group_id, None)
-            if not finished and attempt.slot.live:
-                self.buffer.remove(group_id)
-
-    async def _push(
-        self, entry: LedgerEntry, attempt: Attempt, record: GroupRecord, *, end_weight: int
-    ) -> bool:
-        """Commit a finished group, or discard one that teaches nothing."""
-        slot = attempt.slot
-        async with self.barrier.mutation() as token:
-            if self.discard_group(record):
-                self.buffer.remove(slot.group_id)
-                self.ledger.discard(entry.group_id, "filtered")
-                self.counters.filtered += 1
-                self.waste("filtered", sum(c.generated_tokens for c in record.completions))
-                self.observer.event("prompt_filtered", prompt=describe(record.prompt), group=entry.group_id)
-                return True
-            try:
-                meta = await self.committer.commit(
-                    token, slot, record, end_weight=end_weight, straddled=attempt.straddled
-                )
-            except BaseException:
-                if slot.live:
-                    self.buffer.remove(slot.group_id)
-                raise
-            if meta is None:
-                return False
-            self.ledger.commit(entry.group_id)
-        self.counters.committed += 1
-        self._committed(meta, record)
-        return True
-
-    def _committed(self, meta: GroupMeta, record: GroupRecord) -> None:
-        self.observer.event("group_committed", group=meta.group_id, record=record, meta=meta)
-
-    def waste(self, cause: str, tokens: int) -> None:
-        """Count generated tokens that nobody trains on."""
-        self.counters.wasted_tokens[cause] = self.counters.wasted_tokens.get(cause, 0) + tokens
-
-    async def _relaunched(self, entry: LedgerEntry) -> bool:
-        """What becomes of an aborted prompt (SC-5.39): on under its stamp, or discarded."""
-        gated = entry.target_step is not None or self.sampler.dispatch_index >= 0
-        async with self.barrier.mutation():
-            if gated or (self.requeue_aborted and not entry.relaunched):
-                self.ledger.relaunch(entry)
-                self.counters.relaunched += 1
-                return True
-            self.ledger.discard(entry.group_id, "aborted")
-            return False
-
-    async def _after_infra(
-        self, entry: LedgerEntry, prompt: Prompt, failure: Exception, attempts: int
-    ) -> None:
-        setting = "spec.asyncRL.rolloutFailure.maxInfraAttemptsPerPrompt"
-        if attempts >= self.retry.max_infra_attempts:
-            raise PromptFailed(
-                describe(prompt), attempts, "infrastructure failures", setting, str(failure)
-            ) from failure
-        self.counters.redispatched += 1
-        self.observer.event(
-            "prompt_redispatched", prompt=describe(prompt), group=entry.group_id, reason=str(failure)
-        )
-        await asyncio.sleep(
-            backoff_seconds(
-                attempts,
-                base_seconds=self.retry.backoff_base_seconds,
-                max_seconds=self.retry.max_backoff_seconds,
-            )
-        )
-
-    def _after_data(self, entry: LedgerEntry, prompt: Prompt, failure: Exception, attempts: int) -> None:
-        setting = "spec.asyncRL.rolloutFailure.maxDataAttemptsPerPrompt"
-        if attempts >= self.retry.max_data_attempts:
-            raise PromptFailed(
-                describe(prompt), attempts, "data failures", setting, str(failure)
-            ) from failure
-        self.counters.data_retries += 1
-        self.observer.event(
-            "prompt_retried", prompt=describe(prompt), group=entry.group_id, reason=str(failure)
-        )
 
     # ── aborts ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -364,26 +271,8 @@ class RolloutPump:
         )
 
     async def abort(self, attempts: Sequence[Attempt], *, grace_seconds: float) -> int:
-        """Cancel these attempts. One that does not end in time is detached: its late result is nobody's."""
-        if not attempts:
-            return 0
-        for attempt in attempts:
-            attempt.aborted = True
-            attempt.task.cancel()
-        _, stuck = await asyncio.wait([attempt.task for attempt in attempts], timeout=grace_seconds)
-        self.counters.aborted += len(attempts)
-        self.counters.detached += len(stuck)
-        for attempt in attempts:
-            attempt.ended.set()
-        errors = [
-            error
-            for attempt in attempts
-            if attempt.task.done()
-            and not attempt.task.cancelled()
-            and isinstance(error := attempt.task.exception(), Exception)
-            and not isinstance(error, RolloutFailure)
-        ]
-        if errors:
-            raise ExceptionGroup("rollouts failed while they were aborted", errors)
-        await asyncio.sleep(0)
-        return len(attempts)
+        """Cancel these attempts; how many there were. One that does not end in time is detached."""
+        aborted = await abort(attempts, grace_seconds=grace_seconds)
+        self.counters.aborted += aborted.attempts
+        self.counters.detached += aborted.detached
+        return aborted.attempts

@@ -31,12 +31,6 @@ class PromptTooLong(DataFailure):
         )
 
 
-def describe(prompt: Prompt) -> str:
-    """A prompt as messages name it."""
-    text = prompt.text if len(prompt.text) <= 60 else prompt.text[:57] + "..."
-    return f"{prompt.ref.position} ({text!r})"
-
-
 def rollout_seed(run_seed: int, group_id: str, attempt: int, sibling: int, turn: int) -> int:
     """A seed of its own for every generation of the run, on any shard and after any restart."""
     key = f"{run_seed}/{group_id}/{attempt}/{sibling}/{turn}".encode()
@@ -72,7 +66,7 @@ class RolloutManager:
         """All siblings of a prompt, concurrently. Raises the first sibling's failure."""
         tokens = self.tokenizer.render(prompt.messages)
         if not 0 < len(tokens) < self.max_total_tokens:
-            raise PromptTooLong(describe(prompt), len(tokens), self.max_total_tokens)
+            raise PromptTooLong(prompt.label, len(tokens), self.max_total_tokens)
         siblings = [
             asyncio.ensure_future(
                 self._roll_sibling(prompt, tokens, group_id, attempt, i, sampling or self.sampling)
@@ -132,25 +126,21 @@ class RolloutManager:
             sampling if sampling.max_new_tokens <= room else replace(sampling, max_new_tokens=room),
             seed,
         )
-        setting = "spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds"
-        if self.generation_timeout_seconds is None:
-            return await self.fleet.generate(request)
-        async with deadline(f"generation {request_id}", self.generation_timeout_seconds, setting):
-            return await self.fleet.generate(request)
+        return await self.fleet.generate(request, timeout_seconds=self.generation_timeout_seconds)
 
     async def _judge(self, episode: Episode) -> EnvironmentStep:
         setting = "spec.asyncRL.rolloutFailure.native.envTimeoutSeconds"
         if self.environment_timeout_seconds is None:
             step = await self.environment.step(episode)
         else:
-            what = f"environment {self.environment.name} for prompt {describe(episode.prompt)}"
+            what = f"environment {self.environment.name} for prompt {episode.prompt.label}"
             async with deadline(what, self.environment_timeout_seconds, setting):
                 step = await self.environment.step(episode)
         if not step.terminated and step.observation is None:
             raise EnvironmentFailure(
                 self.environment.name,
                 "step",
-                describe(episode.prompt),
+                episode.prompt.label,
                 "gave neither an end nor an observation",
             )
         return step

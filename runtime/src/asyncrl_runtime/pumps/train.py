@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from asyncrl_runtime.algorithms.minibatch import split_groups
-from asyncrl_runtime.core.errors import DataExhausted, NothingToTrain, TrainerFailure
+from asyncrl_runtime.core.drops import StepAccounts
+from asyncrl_runtime.core.errors import DataExhausted, NothingToTrain, StepBelowFloor, TrainerFailure
 from asyncrl_runtime.core.exact import ceil_product
 from asyncrl_runtime.core.ledger import PromptLedger
 from asyncrl_runtime.core.records import BatchMeta, GroupMeta
 from asyncrl_runtime.core.replay import ReplayBuffer, Slot
-from asyncrl_runtime.core.samplers.base import Sampler
+from asyncrl_runtime.core.samplers.base import Sampler, is_gated
 from asyncrl_runtime.core.samplers.weight_fifo import WeightFifo
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.advantage import AdvantageStage
 from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.trainer import Trainer
-from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
+from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
 
@@ -75,6 +77,7 @@ class TrainPump:
     sampler: Sampler
     buffer: ReplayBuffer
     ledger: PromptLedger
+    accounts: StepAccounts
     versions: Versions
     plane: DataPlane
     trainer: Trainer
@@ -123,18 +126,15 @@ class TrainPump:
 
     async def _train_step(self, step: OpenStep) -> bool:
         """Assemble and train; False at the end of the data, or when a stop cuts the wait for groups short."""
-        target = self.settings.groups_per_step
-        while step.groups < target:
+        while step.groups < self._target(step) or self._lacks_data(step):
             seen = self.changed.count
-            remaining = target - step.groups
-            minimum = min(self.settings.smallest_chunk, remaining)
-            chunk = await self._select(step, minimum, remaining)
+            chunk = await self._select(step, self.settings.smallest_chunk)
             if chunk is None:
                 if self.stopping():
                     await self.trainer.abort()
                     return False
                 if self.rollout.exhausted and seen == self.changed.count:
-                    decision = await self._at_exhaustion(step, target)
+                    decision = await self._at_exhaustion(step)
                     if decision == "end":
                         return False
                     if decision == "close":
@@ -150,17 +150,41 @@ class TrainPump:
         await self._with_retries(step, self._optimize)
         return True
 
-    async def _select(self, step: OpenStep, minimum: int, maximum: int) -> BatchMeta | None:
+    @property
+    def _floor(self) -> int:
+        return ceil_product(self.settings.min_step_batch_fraction, self.settings.groups_per_step)
+
+    def _target(self, step: OpenStep) -> int:
+        """Groups the step closes on, read anew each time: a drop may lower it during any await (SC-5.50).
+
+        Raises StepBelowFloor when drops leave too few.
+        """
+        target = self.accounts.target_groups(step.version, self.settings.groups_per_step)
+        if target < self._floor and not self.accounts.unserved[step.version]:
+            lost = self.settings.groups_per_step - target
+            raise StepBelowFloor(
+                step.version, lost, target, self._floor, self.settings.min_step_batch_fraction
+            )
+        return target
+
+    def _lacks_data(self, step: OpenStep) -> bool:
+        """Too few groups are left because no prompt was, which `finalPartialStep` decides on (EX-5.6 d)."""
+        return self._target(step) < self._floor
+
+    async def _select(self, step: OpenStep, smallest: int) -> BatchMeta | None:
         """Evict what is over, then select; slots and claim change in one block (SC-4.7)."""
-        version = step.version
+        version, chunk = step.version, None
         step.inflight = max(step.inflight, len(self.rollout.inflight))
         async with self.barrier.mutation():
+            remaining = 0 if self._lacks_data(step) else self._target(step) - step.groups
             evicted = self.sampler.evict(version)
             if evicted:
                 self._count_evicted(step, evicted)
-            chunk = self.sampler.select(version, minimum, maximum)
-            if chunk is None and minimum > 1 and self._oldest_is_final(version):
-                chunk = self.sampler.select(version, 1, maximum)
+            if remaining > 0:
+                minimum = min(smallest, remaining)
+                chunk = self.sampler.select(version, minimum, remaining)
+                if chunk is None and minimum > 1 and self._oldest_is_final(version):
+                    chunk = self.sampler.select(version, 1, remaining)
             if chunk is not None:
                 step.claim.append(chunk)
             if evicted:
@@ -180,27 +204,31 @@ class TrainPump:
         self.ledger.discard_committed(len(evicted), "evicted")
         for slot in evicted:
             tokens = slot.meta.generated_tokens if slot.meta else 0
-            self.rollout.waste("evicted", tokens)
+            self.rollout.counters.wasted_tokens["evicted"] += tokens
+            if slot.target_step is None and is_gated(self.sampler):
+                self.ledger.owe(None)
             self.observer.event(
                 "group_evicted", group=slot.group_id, start_weight=slot.start_weight, version=step.version
             )
 
-    async def _at_exhaustion(self, step: OpenStep, target: int) -> Literal["end", "close", "again"]:
+    async def _at_exhaustion(self, step: OpenStep) -> Literal["end", "close", "again"]:
         """The data ended and this step is not full (SC-5.59, 5.61)."""
-        ready = self.buffer.ready
-        if step.groups == 0 and len(self.buffer) == 0:
+        ready, policy = self.buffer.ready, self.settings.final_partial_step
+        if step.groups == 0 and len(self.buffer) == 0 and not self.accounts.unserved[step.version]:
+            return "end"
+        if self._lacks_data(step) and policy != "error":
+            await self._discard_rest(step)
             return "end"
         stamped = self.buffer.unstamped < len(self.buffer) or any(
             group.target_step is not None for group in step.batch.groups
         )
         if not stamped and step.groups + ready == 0:
             return "again"
-        floor = ceil_product(self.settings.min_step_batch_fraction, self.settings.groups_per_step)
-        policy = self.settings.final_partial_step
         if stamped or policy == "error":
+            target = self._target(step)
             raise DataExhausted(step.version, step.groups, target, len(self.buffer), self.sampler.name)
-        if policy == "train" and step.groups + ready >= floor:
-            while step.groups < target and await self._select(step, 1, target - step.groups):
+        if policy == "train" and step.groups + ready >= self._floor:
+            while await self._select(step, 1):
                 if not self._one_chunk:
                     await self._with_retries(step, self._process_last)
             return "close"
@@ -215,7 +243,9 @@ class TrainPump:
             samples = step.batch.sample_ids + [s for slot in slots if slot.meta for s in slot.meta.sample_ids]
             self.ledger.discard_committed(step.groups + len(slots), "left_over")
             step.claim.clear()
-            if self.sampler.dispatch_index >= 0:
+            self.ledger.strike_owed()
+            self.accounts.clear()
+            if is_gated(self.sampler):
                 self.sampler.restore_dispatch_index(self.versions.trainer - 1)
             await self.plane.clear(samples)
 
@@ -339,6 +369,9 @@ class TrainPump:
             self.progress.total_valid_tokens += sum(report.valid_tokens for report in step.reports)
             self.progress.policy_optimizer_steps += len(step.reports)
             self.ledger.train(groups)
+            missing = self._target(step) - groups
+            self.accounts.close(step.version)
+            self.ledger.strike_owed(missing)
             self.gate.close()
         self.ledger.check(buffered=self.buffer.ready, claimed=0)
         self.observer.event(
@@ -353,6 +386,9 @@ class TrainPump:
         stage: Mapping[str, float] = self.advantages.metrics(step.results)
         values.update({f"train/{name}": value for name, value in stage.items()})
         values.update(step.rollout_metrics())
+        values["train/dropped_prompt_groups"] = self.accounts.shortfall[step.version]
+        values["train/replaced_prompt_groups"] = self.accounts.replaced[step.version]
+        values["train/promoted_prompt_groups"] = self.accounts.promoted[step.version]
         values["train/global_valid_toks"] = sum(report.valid_tokens for report in step.reports)
         values["train/global_valid_seqs"] = sum(report.valid_rows for report in step.reports)
         return values

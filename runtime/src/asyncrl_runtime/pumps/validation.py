@@ -10,7 +10,7 @@ from asyncrl_runtime.core.errors import RolloutFailure, ValidationFailed
 from asyncrl_runtime.core.records import Completion, GroupRecord, Prompt, PromptRef
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
-from asyncrl_runtime.pumps.rollout import Observer
+from asyncrl_runtime.pumps.group import Observer
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 
 

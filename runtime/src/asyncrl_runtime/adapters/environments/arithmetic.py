@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from asyncrl_runtime.core.errors import EnvironmentFailure
-from asyncrl_runtime.core.records import Prompt
 from asyncrl_runtime.ports.environment import EnvironmentStep, Episode
 
 
@@ -22,7 +21,7 @@ class ArithmeticEnvironment:
         answer = episode.prompt.answer
         if answer is None:
             raise EnvironmentFailure(
-                self.name, "arithmetic", describe(episode.prompt), "needs an answer and has none"
+                self.name, "arithmetic", episode.prompt.label, "needs an answer and has none"
             )
         text = episode.turns[-1].text.strip()
         exact = float(text == answer)
@@ -47,8 +46,3 @@ def share_of_right_positions(text: str, answer: str) -> float:
     right = sum(given == wanted for given, wanted in zip(text, answer, strict=False))
     return (right + (len(text) == len(answer))) / (len(answer) + 1)
 
-
-def describe(prompt: Prompt) -> str:
-    """A prompt in a few words, for messages: where it stands and how it ends."""
-    text = prompt.text if len(prompt.text) <= 80 else f"…{prompt.text[-79:]}"
-    return f"{prompt.ref.position} of epoch {prompt.ref.epoch} ({text!r})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from asyncrl_runtime.adapters.environments.arithmetic import describe
 from asyncrl_runtime.core.errors import EnvironmentFailure
 from asyncrl_runtime.ports.environment import Environment, EnvironmentStep, Episode
 
@@ -29,7 +28,7 @@ class EnvironmentsByTask:
         if chosen is None:
             known = ", ".join(self.environments)
             problem = f"has no environment for task {task!r}, only for {known}; add it there,"
-            raise EnvironmentFailure(self.name, "byTask", describe(episode.prompt), problem)
+            raise EnvironmentFailure(self.name, "byTask", episode.prompt.label, problem)
         return await chosen.step(episode)
 
     async def health(self) -> str | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl_runtime.adapters.environments.arithmetic import describe
 from asyncrl_runtime.adapters.environments.pool import StartFailed, WorkerEnded, WorkerPool
 from asyncrl_runtime.adapters.environments.results import Outcome
 from asyncrl_runtime.core.errors import DeadlinePassed, EnvironmentFailure, RunError
@@ -109,4 +108,4 @@ class PooledEnvironment:
         self._episodic, self._pool.concurrent = facts["episodic"], facts["concurrent"]
 
     def _failure(self, episode: Episode, problem: str) -> EnvironmentFailure:
-        return EnvironmentFailure(self.name, self._function, describe(episode.prompt), problem)
+        return EnvironmentFailure(self.name, self._function, episode.prompt.label, problem)

@@ -108,6 +108,7 @@ class BufferedSampler:
     supports_buffer_checkpoint: ClassVar[bool] = True
     supports_training_claims: ClassVar[bool] = True
     stamps: ClassVar[bool] = False
+    gated: ClassVar[bool] = False
 
     @property
     def dispatch_index(self) -> int:
@@ -152,6 +153,8 @@ class GatedSampler(BufferedSampler):
 
     window: int = 1
 
+    gated: ClassVar[bool] = True
+
     @property
     def is_on_policy(self) -> bool:
         """Nothing runs ahead."""
@@ -174,6 +177,14 @@ class GatedSampler(BufferedSampler):
     def required_buffer_capacity(self, groups_per_step: int) -> int | None:
         """`groups_per_step * (window + 1)`."""
         return groups_per_step * (self.window + 1)
+
+
+def is_gated(sampler: Sampler) -> bool:
+    """Whether it admits one dispatch batch per version, so that a lost group must come back (SC-1.77).
+
+    A custom sampler says so by moving its cursor.
+    """
+    return bool(getattr(sampler, "gated", sampler.dispatch_index >= 0))
 
 
 def staleness_floor(current: int, window: int) -> int:
