@@ -58,6 +58,9 @@ class ShardState:
     kv_cache_usage: float
     """0 to 1."""
 
+    busy: bool = False
+    """It has work that makes tokens. Two such answers with equal `generated_tokens` tell a stuck engine."""
+
 
 class Generator(Protocol):
     """A shard: one copy of the policy that generates.
@@ -74,7 +77,10 @@ class Generator(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load, warm up and get ready; weights are version -1 until a weight sync lands."""
+        """Load, warm up and get ready; weights are version -1 until a weight sync lands.
+
+        On a shard that ran before: end its engine, whatever state that is in, and start a new one.
+        """
         ...
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
@@ -85,8 +91,20 @@ class Generator(Protocol):
         """Answer at once, also while generating."""
         ...
 
+    async def ping(self) -> None:
+        """Return when every process of the shard has answered, as `probe` does for its lead."""
+        ...
+
+    async def ended(self) -> str:
+        """Wait until the engine that runs now has ended; says how. Returns at once when none runs."""
+        ...
+
     async def invalidate_kv_cache(self) -> None:
         """Recompute the cached keys and values of running requests under the current weights."""
+        ...
+
+    def kill(self) -> None:
+        """End its engine at once, also a frozen one; `start` makes a new one. Idempotent."""
         ...
 
     async def close(self) -> None:

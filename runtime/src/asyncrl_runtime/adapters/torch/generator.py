@@ -25,7 +25,7 @@ class TorchGenerator:
         request_bound: Bound = Bound(),  # noqa: B008
         probe_bound: Bound = Bound(),  # noqa: B008
     ) -> None:
-        """Bounds hold for the start, for each request, and for each probe and cache invalidation."""
+        """Bounds hold for the start, for each request or cache invalidation, and for each probe."""
         self.index = index
         self.name = f"generation shard {index}"
         self._settings = settings
@@ -48,7 +48,8 @@ class TorchGenerator:
         return self._worker is not None and self._worker.alive
 
     async def start(self) -> None:
-        """Build model and engine in a new process; an earlier process is ended first."""
+        """Build model and engine in a new process; an earlier one is killed first."""
+        self.kill()
         await self.close()
         try:
             self._worker = await WorkerProcess.start(
@@ -66,24 +67,31 @@ class TorchGenerator:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Sample one completion; see `Generator`."""
-        bound = self._request_bound
-        token_ids, logprobs, versions, reason = await self.worker.call(
-            "generate",
-            request.token_ids,
-            request.sampling,
-            request.seed,
-            deadline_seconds=bound.seconds,
-            setting=bound.setting,
+        arguments = (request.token_ids, request.sampling, request.seed)
+        token_ids, logprobs, versions, reason = await self._call(
+            "generate", *arguments, bound=self._request_bound
         )
         return GenerationResult(tuple(token_ids), tuple(logprobs), tuple(versions), reason)
 
     async def probe(self) -> ShardState:
         """Counters of the engine, between two tokens."""
-        return await self._control("probe")
+        return await self._call("probe", bound=self._probe_bound)
+
+    async def ping(self) -> None:
+        """Its one process answers."""
+        await self.probe()
+
+    async def ended(self) -> str:
+        """Wait for the end of the process that runs now."""
+        if self._worker is None:
+            return "it was not started"
+        worker = self._worker
+        await worker.ended.wait()
+        return str(worker.death)
 
     async def invalidate_kv_cache(self) -> None:
         """Recompute the cache of running requests."""
-        await self._control("invalidate_kv_cache")
+        await self._call("invalidate_kv_cache", bound=self._request_bound)
 
     async def close(self) -> None:
         """End the process; running requests fail. Idempotent."""
@@ -96,9 +104,11 @@ class TorchGenerator:
         if self._worker is not None:
             self._worker.kill()
 
-    async def _control(self, method: str) -> Any:
-        bound = self._probe_bound
+    async def _call(self, method: str, *args: object, bound: Bound) -> Any:
+        """What the worker raises and nobody knows is the engine's failure, not the prompt's (SC-8.24)."""
         try:
-            return await self.worker.call(method, deadline_seconds=bound.seconds, setting=bound.setting)
+            return await self.worker.call(
+                method, *args, deadline_seconds=bound.seconds, setting=bound.setting
+            )
         except (RemoteError, RuntimeError) as problem:
             raise EngineFailure(self.name, str(problem)) from problem

@@ -96,7 +96,7 @@ class WorkerProcess:
             Exception: what the method raised (`RemoteError` for types of other packages).
         """
         if self.ended.is_set():
-            raise self._death()
+            raise self.death
         self._next_id = call_id = self._next_id + 1
         future = self._pending[call_id] = self._loop.create_future()
         self._channel.post((call_id, method, args))
@@ -177,9 +177,11 @@ class WorkerProcess:
         pending, self._pending = self._pending, {}
         for future in pending.values():
             if not future.done():
-                future.set_exception(self._death())
+                future.set_exception(self.death)
 
-    def _death(self) -> WorkerDied:
+    @property
+    def death(self) -> WorkerDied:
+        """How it ended, once it has."""
         detail = ""
         if self.exit_code is not None and self.exit_code < 0:
             detail = f"killed by {signal.Signals(-self.exit_code).name}"
