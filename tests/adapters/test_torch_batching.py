@@ -1,5 +1,6 @@
-"""Micro-batches of a bounded number of tokens."""
+"""Micro-batches of a bounded number of tokens: padded rows, and packed ones."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_a_micro_batch_holds_at_most_the_tokens_that_are_allowed(lengths, budget
     for picked in plan:
         width = -(-int(lengths[picked].max()) // multiple) * multiple
         assert len(picked) * width <= budget or len(picked) == 1
-    for before, after in zip(plan, plan[1:], strict=False):
+    for before, after in itertools.pairwise(plan):
         assert lengths[before].max() <= lengths[after].min(), "sequences of like length are together"
 
 
@@ -92,3 +93,34 @@ def test_a_step_under_a_bound_on_tokens_equals_one_of_single_rows(lengths, budge
     found = one_step(columns, loss=loss, micro_batch_tokens=budget, pad_to_multiple=multiple)
 
     assert_equal_steps(found, expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(4, 40), min_size=1, max_size=9),
+    budget=st.integers(1, 120),
+    multiple=st.sampled_from([1, 8]),
+    token_level=st.booleans(),
+)
+def test_a_step_of_packed_rows_equals_one_of_single_rows(lengths, budget, multiple, token_level):
+    loss = LOSS if token_level else replace(LOSS, token_level=False, ratio="sequence")
+    columns = columns_of(len(lengths), lengths=lengths)
+    columns[col.SAMPLE_MASK].values[1:2] = 0
+    expected = one_step(columns, loss=loss, micro_batch_rows=1, logprob_batch_rows=1)
+    packed = {"micro_batch_tokens": budget, "packing": True, "pad_to_multiple": multiple}
+
+    assert_equal_steps(one_step(columns, loss=loss, **packed), expected)
+
+
+def test_a_sequence_of_a_packed_row_sees_no_other_one():
+    model = build_model(MODEL).requires_grad_(False)
+    lengths = np.array([5, 3, 12, 4])
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 16, lengths.sum()))
+    every = torch.ones_like(ids, dtype=torch.bool)
+    before = model.packed_logits(ids, lengths, every)
+    ids[8:20] = (ids[8:20] + 1) % 16
+    after = model.packed_logits(ids, lengths, every)
+
+    others = [*range(8), *range(20, 24)]
+    assert torch.equal(after[others], before[others])
+    assert (after[8:20] != before[8:20]).any(dim=-1).all()

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from asyncrl_runtime.adapters.torch.engine import Engine
-from asyncrl_runtime.adapters.torch.errors import BadRequest, PromptTooLong
+from asyncrl_runtime.adapters.torch.errors import BadRequest
 from asyncrl_runtime.adapters.torch.model import Decoder
 from asyncrl_runtime.adapters.torch.sampling import draw, filtered, uniforms
 from asyncrl_runtime.adapters.torch.settings import EngineSettings, Tail, TorchModelSettings, engine_args
@@ -165,7 +165,7 @@ def test_lengths_are_limited_by_the_request_and_by_the_engine():
 
 def test_requests_that_cannot_be_served_say_why():
     bench = Bench(max_sequence_tokens=10)
-    with pytest.raises(PromptTooLong, match="a prompt of 10 tokens leaves no room below the limit of 10"):
+    with pytest.raises(BadRequest, match="a prompt of 10 tokens leaves no room below the limit of 10"):
         bench.submit("x", prompt=[1] * 10)
     with pytest.raises(BadRequest, match="below 24"):
         bench.submit("x", prompt=[24])

@@ -1,15 +1,19 @@
 """Models of transformers that the product's own decoder does not cover."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from adapters.torch_bench import ENGINE, TRAINER, columns_of
 
 from asyncrl_runtime.adapters.torch.engine import Engine
+from asyncrl_runtime.adapters.torch.errors import PackingUnsupported
 from asyncrl_runtime.adapters.torch.loading import build_model
 from asyncrl_runtime.adapters.torch.model import Decoder
 from asyncrl_runtime.adapters.torch.policy import PolicyTrainer
 from asyncrl_runtime.adapters.torch.settings import TorchModelSettings
+from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.generator import Sampling
 
 
@@ -107,6 +111,35 @@ def test_a_step_moves_it_and_its_weights_survive_a_folder(model, tmp_path):
     assert metrics["grad_norm"] > 0
     assert not torch.equal(trained, before)
     assert torch.equal(trainer.weights.flat, trained)
+
+
+@pytest.mark.parametrize("budget", [1, 17, 200])
+def test_a_step_of_packed_rows_equals_one_of_single_rows(folder, budget):
+    columns = columns_of(9)
+    steps = []
+    for changes in ({"micro_batch_rows": 1}, {"micro_batch_tokens": budget, "packing": True}):
+        trainer = PolicyTrainer(
+            build_model(TorchModelSettings(folder=str(folder))), replace(TRAINER, **changes)
+        )
+        written = trainer.logprobs(columns, frozenset({"policy"}))
+        trainer.begin(None)
+        trainer.accumulate(columns)
+        steps.append((written[col.PREVIOUS_LOGPROBS].values, trainer.optimizer.grad))
+
+    (expected, gradient), (found, packed) = steps
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(packed, gradient, atol=1e-6 * float(gradient.abs().max()) + 1e-6, rtol=0)
+
+
+def test_a_model_that_mixes_the_sequences_of_a_packed_row_is_refused(tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=16, hidden_size=16, state_size=4, num_hidden_layers=1)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    model = build_model(TorchModelSettings(folder=str(tmp_path)))
+    with pytest.raises(PackingUnsupported, match=r"sequencePacking: Mamba\w+ cannot .*enabled to false"):
+        PolicyTrainer(model, replace(TRAINER, packing=True, micro_batch_tokens=64))
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path):

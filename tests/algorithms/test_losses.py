@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -255,6 +256,21 @@ def test_sc_12_11_ratios_and_what_was_clamped():
     assert metrics["probs_ratio_clamped"] == pytest.approx(1)
     assert metrics["probs_ratio_clamped_min"] == pytest.approx(0.8)
     assert metrics["probs_ratio_clamped_max"] == pytest.approx(1.2)
+    assert metrics["clip_fraction"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("ratio", "share"), [("token", 1 / 2), ("sequence", 3 / 4), ("forced", 0.0)])
+def test_the_share_of_clipped_tokens_counts_valid_ones_only(ratio, share):
+    logprobs = torch.tensor([[0.4, 0.1, 0.15], [0.1, 0.1, 0.1], [0.9, 0.9, 0.9]]).log().tolist()
+    batch = policy_batch(
+        [logprobs[0], logprobs[1][:1], logprobs[2]],
+        previous=[[math.log(0.1)] * 3, [math.log(0.1)], [math.log(0.1)] * 3],
+        sample_mask=torch.tensor([1.0, 1.0, 0.0]),
+    )
+    level = {"token_level": False} if ratio == "sequence" else {}
+    _, _, metrics = step(batch, replace(LOSS, ratio=ratio, **level))
+
+    assert metrics["clip_fraction"] == pytest.approx(share)
 
 
 def test_sc_12_12_mismatch_of_generation_and_training():

@@ -17,7 +17,6 @@ SPEC = {
     "dataPlane": {"backend": "inProcess"},
 }
 ASKING = {
-    "model.dtype": {"model": {"init": {}, "dtype": "float16"}},
     "algorithm.grpo.useDynamicSampling": {"algorithm": {"grpo": {"useDynamicSampling": True}}},
     "asyncRL.diagnostics": {"asyncRL": {"diagnostics": True}},
     "asyncRL.stallWatchdog.stallAction": {"asyncRL": {"stallWatchdog": {"stallAction": "abort"}}},
@@ -27,7 +26,6 @@ ASKING = {
     "training.offloadOptimizerForLogprob": {
         "training": {"backend": "torch", "gpusPerHost": 0, "offloadOptimizerForLogprob": True}
     },
-    "training.precision": {"training": {"backend": "torch", "gpusPerHost": 0, "precision": "float16"}},
     "model.isVlm": {"model": {"init": {}, "isVlm": True}},
     "environment.nemoGym": {"environment": {"nemoGym": {}}},
     "algorithm.ppo": {"algorithm": {"ppo": {}}, "value": {}, "valueLoss": {}},
@@ -66,9 +64,6 @@ ASKING = {
     "training.gpusPerHost": {"training": {"backend": "torch", "gpusPerHost": 2}},
     "training.parallelism": {
         "training": {"backend": "torch", "gpusPerHost": 0, "parallelism": {"expert": 2}}
-    },
-    "training.sequencePacking.enabled": {
-        "training": {"backend": "torch", "gpusPerHost": 0, "sequencePacking": {"enabled": True}}
     },
     "training.routerReplay": {"training": {"backend": "torch", "gpusPerHost": 0, "routerReplay": True}},
 }

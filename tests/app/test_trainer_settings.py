@@ -12,6 +12,11 @@ from asyncrl_runtime.app.manifest import read_job
 
 RUNS = {
     "dynamic batching": {"training": {"dynamicBatching": {"enabled": True, "microBatchTokens": 40}}},
+    "sequence packing": {"training": {"sequencePacking": {"enabled": True, "microBatchTokens": 64}}},
+    "float16 in the trainer": {"training": {"precision": "float16"}},
+    "bfloat16 in the trainer": {"training": {"precision": "bfloat16"}},
+    "float16 everywhere": {"model": {"dtype": "float16"}},
+    "bfloat16 everywhere": {"model": {"dtype": "bfloat16"}},
 }
 
 
@@ -28,10 +33,12 @@ def test_a_run_with(changes, tmp_path):
 
     assert result.exit_code == 0, result.stderr
     assert summary(tmp_path / "run")["steps"] == 2
-    for row in rows(tmp_path / "run" / "metrics.jsonl"):
+    first, second = rows(tmp_path / "run" / "metrics.jsonl")
+    for row in (first, second):
         assert math.isfinite(row["train/loss"])
-        assert row["train/grad_norm"] >= 0
-        assert row["train/token_mult_prob_error"] == pytest.approx(1, abs=0.05)
+        assert ("train/loss_scale" in row) == ("'float16'" in str(changes))
+        assert 0 <= row["train/clip_fraction"] <= 1
+    assert first["train/token_mult_prob_error"] == pytest.approx(1, abs=0.02), "shards and trainer agree"
 
 
 def settings_of(tmp_path, **training):
@@ -43,7 +50,17 @@ def settings_of(tmp_path, **training):
 def test_sequences_form_batches_as_the_manifest_says(tmp_path):
     by_rows = settings_of(tmp_path, microBatchSize=3, logprobBatchSize=5)
     dynamic = settings_of(tmp_path, microBatchSize=3, dynamicBatching={"enabled": True})
+    packed = settings_of(tmp_path, sequencePacking={"enabled": True, "microBatchTokens": 77})
 
     assert (by_rows.micro_batch_rows, by_rows.logprob_batch_rows) == (3, 5)
     assert by_rows.micro_batch_tokens is None
     assert dynamic.micro_batch_tokens == 3 * 32
+    assert (packed.micro_batch_tokens, packed.packing, dynamic.packing) == (77, True, False)
+
+
+def test_the_trainer_computes_in_its_precision_and_shards_get_the_model_s_type(tmp_path):
+    own = settings_of(tmp_path, precision="float16")
+    followed = settings_of(tmp_path)
+
+    assert (own.precision, own.model.dtype) == ("float16", "float32")
+    assert (followed.precision, followed.model.dtype) == ("float32", "float32")

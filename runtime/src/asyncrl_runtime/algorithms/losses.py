@@ -29,6 +29,7 @@ POLICY_METRICS: Mapping[str, Normalizer] = {
     "probs_ratio_clamped": Normalizer.TOKENS,
     "probs_ratio_clamped_min": Normalizer.MIN,
     "probs_ratio_clamped_max": Normalizer.MAX,
+    "clip_fraction": Normalizer.TOKENS,
     "kl_penalty": Normalizer.TOKENS,
     "approx_entropy": Normalizer.TOKENS,
     "token_mult_prob_error": Normalizer.TOKENS,

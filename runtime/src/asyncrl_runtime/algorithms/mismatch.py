@@ -32,6 +32,7 @@ def policy_values(
     values = {
         **_spread(tokens, "probs_ratio", ratio),
         **_spread(tokens, "probs_ratio_clamped", clipped),
+        "clip_fraction": _sum(tokens, (ratio != clipped).expand_as(tokens.weights).to(tokens.mask.dtype)),
         **_generation_mismatch(tokens),
         "is_oob_ratio": _sum(tokens, outside.to(tokens.mask.dtype)),
         "nonfinite_logprob_tokens": (valid & ~tokens.live).sum(),

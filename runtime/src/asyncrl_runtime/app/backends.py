@@ -12,7 +12,6 @@ from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
 from asyncrl_runtime.adapters.torch.settings import (
     Device,
-    DType,
     EngineSettings,
     OptimizerSettings,
     TorchModelSettings,
@@ -47,7 +46,7 @@ def shard_sampling(spec: JobSpec) -> Sampling:
     )
 
 
-def torch_model(spec: JobSpec, tokenizer: Tokenizer, *, dtype: DType, gpus: int) -> TorchModelSettings:
+def torch_model(spec: JobSpec, tokenizer: Tokenizer, *, gpus: int) -> TorchModelSettings:
     """The policy as the torch adapters take it."""
     init, name = spec.model.init, spec.model.name
     shape = None
@@ -71,7 +70,7 @@ def torch_model(spec: JobSpec, tokenizer: Tokenizer, *, dtype: DType, gpus: int)
         folder=pretrained.path if pretrained else name,
         shape=None if pretrained else shape,
         seed=Derived(spec).valid_algorithm.seed,
-        dtype=dtype,
+        dtype=spec.model.dtype,
         device=device,
     )
 
@@ -85,7 +84,7 @@ def generators(spec: JobSpec, tokenizer: Tokenizer) -> list[Generator]:
     """One torch engine per shard, each in a process of its own."""
     generation = spec.generation
     settings = EngineSettings(
-        model=torch_model(spec, tokenizer, dtype=spec.model.dtype, gpus=generation.gpus_per_shard),
+        model=torch_model(spec, tokenizer, gpus=generation.gpus_per_shard),
         max_sequence_tokens=spec.model.max_total_sequence_length,
         end_token_ids=(tokenizer.eos_token_id,),
         decoder=(_decoder, (tokenizer,)) if generation.sampling.stop_strings else None,
@@ -107,10 +106,10 @@ def trainer_settings(spec: JobSpec, tokenizer: Tokenizer, *, total_updates: int)
     """The trainer as the torch adapters take it; the spec is resolved."""
     training, sampling, facts = spec.training, spec.generation.sampling, Derived(spec)
     optimizer, scheduler = training.optimizer, training.scheduler
-    dtype = training.precision or spec.model.dtype
     packing, dynamic = training.sequence_packing, training.dynamic_batching
     return TrainerSettings(
-        model=torch_model(spec, tokenizer, dtype=dtype, gpus=training.gpus_per_host),
+        model=torch_model(spec, tokenizer, gpus=training.gpus_per_host),
+        precision=training.precision or spec.model.dtype,
         loss=loss_settings(spec),
         optimizer=OptimizerSettings(
             lr=optimizer.lr,
@@ -126,6 +125,7 @@ def trainer_settings(spec: JobSpec, tokenizer: Tokenizer, *, total_updates: int)
         micro_batch_rows=training.micro_batch_size,
         logprob_batch_rows=training.logprob_batch_size,
         micro_batch_tokens=next((m.micro_batch_tokens for m in (packing, dynamic) if m.enabled), None),
+        packing=packing.enabled,
         pad_to_multiple=training.make_sequence_length_divisible_by,
         temperature=sampling.temperature,
         top_p=sampling.top_p,

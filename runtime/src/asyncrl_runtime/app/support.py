@@ -45,7 +45,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "use grpo, gdpo or reinforce_plus_plus",
     ),
     Unbuilt("onPolicyDistillation", lambda s: s.on_policy_distillation is not None, "remove it"),
-    Unbuilt("model.dtype", lambda s: s.model.dtype == "float16", "use float32 or bfloat16"),
     Unbuilt(
         "algorithm.grpo.useDynamicSampling",
         _filters_behind_a_gate,
@@ -136,16 +135,10 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("training.gpusPerHost", lambda s: s.training.gpus_per_host > 1, "set it to 0 or 1"),
     Unbuilt("training.parallelism", _uses_sizes, "set every size to 1"),
     Unbuilt(
-        "training.sequencePacking.enabled",
-        lambda s: s.training.sequence_packing.enabled,
-        "use training.dynamicBatching",
-    ),
-    Unbuilt(
         "training.offloadOptimizerForLogprob",
         lambda s: bool(s.training.offload_optimizer_for_logprob),
         "set it to false",
     ),
-    Unbuilt("training.precision", lambda s: s.training.precision == "float16", "use float32 or bfloat16"),
     Unbuilt("training.routerReplay", lambda s: s.training.router_replay, "set it to false"),
 )
 

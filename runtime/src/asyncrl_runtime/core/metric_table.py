@@ -54,6 +54,7 @@ LEARNING = _rows(
     ("malformed_thinking_rate", "gauge", "", "Share of rows with malformed thinking."),
     ("total_flops", "count", "flops", "Floating point operations of the step's updates."),
     ("num_ranks", "gauge", "ranks", "Trainer ranks."),
+    ("loss_scale", "gauge", "", "Factor on the loss under float16, against vanishing gradients."),
 )
 
 MISMATCH = _rows(

@@ -13,7 +13,7 @@ from torch import Tensor
 from asyncrl_runtime.adapters.torch.errors import IncompleteModelFolder
 from asyncrl_runtime.adapters.torch.folder import weight_files
 from asyncrl_runtime.adapters.torch.interface import Model
-from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW
+from asyncrl_runtime.adapters.torch.policy import PolicyTrainer
 
 _SCHEMA = 1
 _TENSORS = "state.safetensors"
@@ -28,11 +28,16 @@ def save_weights(model: Model, directory: Path) -> None:
     _to_disk(directory)
 
 
-def save_optimizer(optimizer: FlatAdamW, layout: str, directory: Path) -> None:
-    """Write moments, scheduler tick and random state; returns when they are on disk."""
+def save_optimizer(trainer: PolicyTrainer, directory: Path) -> None:
+    """Write moments, scheduler tick, loss scale and random state; returns when they are on disk."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file({**optimizer.state(), _RNG: torch.get_rng_state()}, directory / _TENSORS)
-    facts = {"schema": _SCHEMA, "tick": optimizer.tick, "layout": layout}
+    save_file({**trainer.optimizer.state(), _RNG: torch.get_rng_state()}, directory / _TENSORS)
+    facts = {
+        "schema": _SCHEMA,
+        "tick": trainer.optimizer.tick,
+        "layout": trainer.weights.layout,
+        "loss_scale": trainer.arithmetic.state(),
+    }
     (directory / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
     _to_disk(directory)
 
@@ -43,7 +48,7 @@ def load_weights(model: Model, directory: Path) -> None:
     model.load_weights(directory)
 
 
-def load_optimizer(optimizer: FlatAdamW, layout: str, directory: Path) -> bool:
+def load_optimizer(trainer: PolicyTrainer, directory: Path) -> bool:
     """Read what `save_optimizer` wrote; False if there is nothing.
 
     Raises:
@@ -58,11 +63,13 @@ def load_optimizer(optimizer: FlatAdamW, layout: str, directory: Path) -> bool:
     facts = json.loads((directory / _FACTS).read_text())
     if facts["schema"] != _SCHEMA:
         raise ValueError(f"{directory} has schema {facts['schema']}; this version reads {_SCHEMA}")
+    layout = trainer.weights.layout
     if facts["layout"] != layout:
         raise ValueError(f"{directory} belongs to a model of layout {facts['layout']}, not {layout}")
     tensors: dict[str, Tensor] = load_file(directory / _TENSORS)
     torch.set_rng_state(tensors.pop(_RNG))
-    optimizer.load_state(facts["tick"], tensors)
+    trainer.optimizer.load_state(facts["tick"], tensors)
+    trainer.arithmetic.load_state(facts.get("loss_scale"))
     return True
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from asyncrl_runtime.adapters.torch.batching import padded_runs
-from asyncrl_runtime.adapters.torch.errors import BadRequest, PromptTooLong
+from asyncrl_runtime.adapters.torch.errors import BadRequest
 from asyncrl_runtime.adapters.torch.interface import Model
 from asyncrl_runtime.adapters.torch.sampling import draw, filtered, uniforms
 from asyncrl_runtime.adapters.torch.settings import EngineSettings
@@ -146,10 +146,13 @@ class Engine:
     def submit(
         self, token_ids: tuple[int, ...], sampling: Sampling, seed: int, done: Callable[[Output], None]
     ) -> Request:
-        """Queue a request. Raises `PromptTooLong` or `BadRequest` when it cannot be served."""
+        """Queue a request. Raises `BadRequest` when it cannot be served."""
         limit = self._settings.max_sequence_tokens
         if len(token_ids) >= limit:
-            raise PromptTooLong(len(token_ids), limit)
+            raise BadRequest(
+                f"a prompt of {len(token_ids)} tokens leaves no room below the limit of {limit} tokens; "
+                "shorten it or raise the sequence limit"
+            )
         if not token_ids or min(token_ids) < 0 or max(token_ids) >= self.model.vocab_size:
             raise BadRequest(f"a prompt needs at least one token, each below {self.model.vocab_size}")
         if sampling.max_new_tokens < 1:

@@ -19,16 +19,32 @@ class IncompleteModelFolder(RunError):
 
 
 @dataclass(eq=False)
-class PromptTooLong(DataFailure):
-    """A prompt leaves no room for a token of its completion."""
+class PackingUnsupported(RunError):
+    """A model cannot keep the sequences of a packed row apart."""
 
-    tokens: int
-    limit: int
+    model: str
+    problem: str
 
     def __str__(self) -> str:
         return (
-            f"a prompt of {self.tokens} tokens leaves no room below the limit of {self.limit} tokens; "
-            "shorten it or raise the sequence limit"
+            f"spec.training.sequencePacking: {self.model} cannot train on packed rows ({self.problem}); "
+            "set sequencePacking.enabled to false, or use spec.training.dynamicBatching"
+        )
+
+
+@dataclass(eq=False)
+class PrecisionUnsupported(RunError):
+    """A device does not compute in a number format."""
+
+    setting: str
+    precision: str
+    device: str
+    problem: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.setting} {self.precision} does not work on device {self.device}: {self.problem}; "
+            "use float32 there"
         )
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils.logging import disable_progress_bar
 
+from asyncrl_runtime.adapters.torch.errors import PackingUnsupported
 from asyncrl_runtime.adapters.torch.interface import Model, SlotCache, finite_memory
+
+_PACKING_TOLERANCE = 1e-3
+"""Of the largest logit: far above rounding in float32, far below what another sequence adds."""
 
 
 class _Layer(CacheLayerMixin):
@@ -90,7 +96,6 @@ class HuggingFaceModel(Model):
         self.inner = inner.eval()  # dropout would make the same weights give two log-probs
         self.config = inner.config.get_text_config()
         self.vocab_size = self.config.vocab_size
-        self.max_positions = self.config.max_position_embeddings
         parameters = inspect.signature(inner.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
@@ -110,6 +115,38 @@ class HuggingFaceModel(Model):
         columns = wanted.any(0).nonzero().squeeze(1)
         kept = self._at(columns, input_ids=token_ids, use_cache=False)
         return kept[wanted[:, columns]]
+
+    def packed_logits(self, token_ids: Tensor, lengths: np.ndarray, wanted: Tensor) -> Tensor:
+        """See `Model`. transformers cuts attention where positions start anew."""
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        return self._at(
+            wanted.nonzero().squeeze(1),
+            input_ids=token_ids[None],
+            position_ids=torch.from_numpy(positions).to(token_ids.device)[None],
+            use_cache=False,
+        )[0]
+
+    @torch.no_grad()
+    def check_packing(self) -> None:
+        """Compare two packed sequences with the same ones apart; see `Model`."""
+        lengths = np.array([5, 7])
+        device = next(self.parameters()).device
+        token_ids = torch.arange(int(lengths.sum()), device=device) * 7919 % self.vocab_size
+        every = torch.ones_like(token_ids, dtype=torch.bool)
+        name = type(self.inner).__name__
+        try:
+            packed = self.packed_logits(token_ids, lengths, every)
+        except (RuntimeError, TypeError, ValueError) as problem:
+            raise PackingUnsupported(name, str(problem)) from problem
+        ends = np.cumsum(lengths).tolist()
+        parts = [(token_ids[None, start:end], every[None, start:end]) for start, end in pairwise([0, *ends])]
+        apart = torch.cat([self.logits(*part) for part in parts])
+        gap = float((packed - apart).abs().max())
+        allowed = _PACKING_TOLERANCE * float(apart.abs().max())
+        if not gap <= allowed:
+            raise PackingUnsupported(
+                name, f"packed and separate sequences differ by {gap:.2g} in a logit, above {allowed:.2g}"
+            )
 
     def new_cache(self, slots: int, tokens: int) -> _Cache:
         """See `Model`. Raises ValueError where attention would slide."""

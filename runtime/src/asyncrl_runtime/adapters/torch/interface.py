@@ -28,11 +28,20 @@ class Model(nn.Module, ABC):
     """
 
     vocab_size: int
-    max_positions: int
 
     @abstractmethod
     def logits(self, token_ids: Tensor, wanted: Tensor) -> Tensor:
         """Next-token logits [K, V] at the K positions where `wanted` ([B, T] bool) is set, row by row."""
+
+    @abstractmethod
+    def packed_logits(self, token_ids: Tensor, lengths: np.ndarray, wanted: Tensor) -> Tensor:
+        """Next-token logits [K, V] of sequences back to back in one row ([T], `wanted` too).
+
+        `lengths` sum to T. Each sequence has its own positions, from 0, and sees no other one.
+        """
+
+    def check_packing(self) -> None:
+        """Raises `PackingUnsupported` when sequences of a packed row would see each other."""
 
     @abstractmethod
     def new_cache(self, slots: int, tokens: int) -> SlotCache:

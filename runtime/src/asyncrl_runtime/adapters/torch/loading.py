@@ -35,7 +35,10 @@ def build_model(settings: TorchModelSettings) -> Model:
         model = _from_folder(settings.folder)
     else:
         raise ValueError("a model needs a folder or a shape")
-    return model.to(device=resolve_device(settings.device), dtype=getattr(torch, settings.dtype))
+    model = model.to(resolve_device(settings.device))
+    for parameter in model.parameters():  # and no buffers: rotary frequencies need float32
+        parameter.data = parameter.data.to(getattr(torch, settings.dtype))
+    return model
 
 
 def _from_folder(name: str) -> Model:

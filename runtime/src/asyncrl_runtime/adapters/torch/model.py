@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from asyncrl_runtime.adapters.torch.folder import weight_files
 from asyncrl_runtime.adapters.torch.interface import Model, SlotCache, finite_memory
+from asyncrl_runtime.adapters.torch.packing import CausalBlocks
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
 
 _INIT_STD = 0.02
@@ -98,6 +100,17 @@ class Decoder(Model):
     def logits(self, token_ids: Tensor, wanted: Tensor) -> Tensor:
         """Next-token logits at the wanted positions, in row order; see `Model`."""
         x, _ = self._full(token_ids, keep=False)
+        return self._head(x[wanted])
+
+    def packed_logits(self, token_ids: Tensor, lengths: np.ndarray, wanted: Tensor) -> Tensor:
+        """Next-token logits of sequences back to back; see `Model`."""
+        blocks = CausalBlocks(lengths, token_ids.device)
+        cos, sin = (table[blocks.positions, None] for table in self._rotations(int(lengths.max())))
+        grouped = self.shape.num_heads != self.shape.num_kv_heads
+        x = F.embedding(token_ids, self.embed)
+        for layer in self._layers():
+            attended = blocks.attend(*layer.heads_of(x, cos, sin), grouped=grouped)
+            x = layer.after_attention(x, attended.flatten(1))
         return self._head(x[wanted])
 
     def new_cache(self, slots: int, tokens: int) -> _Cache:

@@ -43,6 +43,8 @@ class FlatAdamW:
         self.settings = settings
         self.grad = torch.zeros_like(flat)
         self._flat = flat
+        flat.grad = self.grad
+        self.param_groups = [{"params": [flat]}]  # where torch's loss scaling looks for gradients
         self._exp_avg = torch.zeros_like(flat)
         self._exp_avg_sq = torch.zeros_like(flat)
         at = 0

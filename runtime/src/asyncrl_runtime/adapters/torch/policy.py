@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch import Tensor
 from asyncrl_runtime.adapters.torch.batching import Rows, micro_batches
 from asyncrl_runtime.adapters.torch.interface import Model
 from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW
+from asyncrl_runtime.adapters.torch.precision import Arithmetic
 from asyncrl_runtime.adapters.torch.sampling import filtered
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
 from asyncrl_runtime.adapters.torch.weight_buffers import WeightWriter
@@ -40,18 +40,27 @@ class _OpenStep:
     totals: Totals = field(default_factory=lambda: Totals(0.0, 0.0, 0.0))
     parts: list[Mapping[str, Stat]] = field(default_factory=list)
     flops: float = 0.0
+    chunks: list[tuple[Rows, Totals | None]] = field(default_factory=list)
+    """Kept where a gradient may overflow its scale, to be computed again under a smaller one."""
 
 
 class PolicyTrainer:
     """One policy, its frozen reference if there is one, and its optimizer. One thread of calls."""
 
     def __init__(self, model: Model, settings: TrainerSettings) -> None:
-        """Takes the model over: its parameters become views of one flat tensor."""
+        """Takes the model, in float32, over: its parameters become views of one flat tensor.
+
+        Raises:
+            PackingUnsupported, PrecisionUnsupported: the settings ask for what model or device lack.
+        """
+        self.arithmetic = Arithmetic(settings.precision, next(model.parameters()).device)
+        if settings.packing:
+            model.check_packing()
         self.model = model
         self.reference: Model | None = None
         if settings.reference:
             self.reference = copy.deepcopy(model).requires_grad_(False)
-        self.weights = WeightWriter(model)
+        self.weights = WeightWriter(model, getattr(torch, settings.model.dtype))
         self.optimizer = FlatAdamW(model, self.weights.flat, settings.optimizer)
         self.settings = settings
         self._device = self.weights.flat.device
@@ -71,15 +80,15 @@ class PolicyTrainer:
             out[UNFILTERED_PREVIOUS_LOGPROBS] = np.zeros_like(rows.columns[col.TOKEN_IDS], np.float32)
         for picked in micro_batches(rows.lengths, self.settings, "logprobs"):
             batch = rows.tensors(picked, self.settings.pad_to_multiple, self._device)
-            found: dict[str, Tensor] = {}
+            lengths, found = rows.lengths[picked], dict[str, Tensor]()
             if "policy" in models:
-                found[col.PREVIOUS_LOGPROBS], unfiltered = self._token_logprobs(self.model, batch)
+                found[col.PREVIOUS_LOGPROBS], unfiltered = self._token_logprobs(self.model, batch, lengths)
                 if self._filters:
                     found[UNFILTERED_PREVIOUS_LOGPROBS] = unfiltered
             if "reference" in models:
                 if self.reference is None:
                     raise TrainerFailure("logprobs", "the trainer was started without a reference policy")
-                _, found[col.REFERENCE_LOGPROBS] = self._token_logprobs(self.reference, batch)
+                _, found[col.REFERENCE_LOGPROBS] = self._token_logprobs(self.reference, batch, lengths)
             for name, tensor in found.items():
                 width = min(tensor.shape[1], out[name].shape[1])
                 out[name][picked, :width] = tensor[:, :width].cpu().numpy()
@@ -100,9 +109,17 @@ class PolicyTrainer:
         totals = None
         if step.positive_tokens is not None:
             totals = Totals(step.totals.valid_tokens, step.totals.valid_rows, step.positive_tokens)
+        step.parts += self._backward(rows, totals)
+        if self.arithmetic.scales:
+            step.chunks.append((rows, totals))
+        step.flops += _FLOPS_PER_TOKEN * self.weights.flat.numel() * float(rows.lengths.sum())
+
+    def _backward(self, rows: Rows, totals: Totals | None) -> list[Mapping[str, Stat]]:
+        """Add the scaled gradients of all rows; statistics by micro-batch."""
+        parts: list[Mapping[str, Stat]] = []
         for picked in micro_batches(rows.lengths, self.settings, "train"):
             batch = rows.tensors(picked, self.settings.pad_to_multiple, self._device)
-            logprobs, unfiltered = self._token_logprobs(self.model, batch)
+            logprobs, unfiltered = self._token_logprobs(self.model, batch, rows.lengths[picked])
             sums = policy_loss(
                 PolicyBatch(
                     logprobs=logprobs,
@@ -119,9 +136,9 @@ class PolicyTrainer:
                 totals=totals,
             )
             if sums.loss.requires_grad:
-                sums.loss.backward()
-            step.parts.append(sums.stats())
-        step.flops += _FLOPS_PER_TOKEN * self.weights.flat.numel() * float(rows.lengths.sum())
+                self.arithmetic.scaled(sums.loss).backward()
+            parts.append(sums.stats())
+        return parts
 
     def finish(self) -> Report:
         """Divide once, clip, step. Raises `NonFiniteStep` with nothing applied."""
@@ -130,6 +147,7 @@ class PolicyTrainer:
             metrics = policy_metrics(step.parts)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteStep("finish", f"the loss is {metrics['loss']}")
+            self._unscale(step)
             self.optimizer.grad.div_(normalizer(step.totals, token_level=self.settings.loss.token_level))
             norm = self.optimizer.clip()
             if not math.isfinite(norm):
@@ -145,7 +163,21 @@ class PolicyTrainer:
             "total_flops": step.flops,
             "num_ranks": 1.0,
         }
+        if self.arithmetic.scales:
+            metrics["loss_scale"] = self.arithmetic.scale
         return metrics, int(step.totals.valid_tokens), int(step.totals.valid_rows)
+
+    def _unscale(self, step: _OpenStep) -> None:
+        """Take the loss scale out; a gradient that overflowed is computed again under smaller ones."""
+        before = self.arithmetic.state()
+        self.arithmetic.unscale(self.optimizer)
+        while self.arithmetic.can_lower and not self.optimizer.grad.isfinite().all():
+            self.optimizer.grad.zero_()
+            for rows, totals in step.chunks:
+                self._backward(rows, totals)
+            self.arithmetic.unscale(self.optimizer)
+        if not self.optimizer.grad.isfinite().all():
+            self.arithmetic.load_state(before)
 
     def abort(self) -> None:
         """Forget the open step, if any."""
@@ -166,14 +198,16 @@ class PolicyTrainer:
         masks = (torch.from_numpy(rows.columns[name]) for name in (col.TOKEN_MASK, col.SAMPLE_MASK))
         return count_totals(*masks)
 
-    def _token_logprobs(self, model: Model, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _token_logprobs(
+        self, model: Model, batch: Mapping[str, Tensor], lengths: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs of generated tokens, filtered and unfiltered: [R, T] float32, 0 elsewhere."""
         token_ids = batch[col.TOKEN_IDS].long()
         made = batch[col.TOKEN_MASK] != 0
         made[:, 0] = False
         before = made.roll(-1, dims=1)
-        with self._precision():
-            logits = model.logits(token_ids, before)
+        with self.arithmetic.products():
+            logits = self._logits(model, token_ids, before, lengths)
         logits = logits.float()
         if self.settings.temperature not in (0.0, 1.0):
             logits = logits / self.settings.temperature
@@ -184,10 +218,17 @@ class PolicyTrainer:
         kept = filtered(logits, self.settings.top_k or 0, self.settings.top_p)
         return _scattered(kept, targets, made), unfiltered
 
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        if self.settings.mixed_precision and self._device.type == "cuda" and torch.cuda.is_bf16_supported():
-            return torch.autocast("cuda", torch.bfloat16)
-        return contextlib.nullcontext()
+    def _logits(self, model: Model, token_ids: Tensor, wanted: Tensor, lengths: np.ndarray) -> Tensor:
+        """Logits [K, V] at the K wanted places, row by row, of padded rows or of the same ones packed."""
+        if not self.settings.packing:
+            return model.logits(token_ids, wanted)
+        inside = torch.from_numpy(np.arange(token_ids.shape[1]) < lengths[:, None]).to(self._device)
+        packed, at = token_ids[inside], wanted[inside]
+        spare = -len(packed) % self.settings.pad_to_multiple
+        if spare:
+            packed, at = F.pad(packed, (0, spare)), F.pad(at, (0, spare))
+            lengths = np.append(lengths, spare)
+        return model.packed_logits(packed, lengths, at)
 
 
 def _scattered(logits: Tensor, targets: Tensor, made: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
 
 Device = Literal["cpu", "cuda", "auto"]
-DType = Literal["float32", "bfloat16", "float16"]
 """`auto` is cuda where there is one, else cpu."""
+
+DType = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +164,8 @@ class TrainerSettings:
     reference: bool = False
     """Keep a frozen copy of the initial policy."""
 
-    mixed_precision: bool = True
-    """bfloat16 products over float32 parameters, where the device has them."""
+    precision: DType = "float32"
+    """Of products; parameters, gradients and moments are float32. `model.dtype` is what shards get."""
 
     num_threads: int = 1
     seed: int = 0

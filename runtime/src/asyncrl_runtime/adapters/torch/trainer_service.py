@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +26,8 @@ class TrainerService:
         """Build model, reference and optimizer."""
         torch.set_num_threads(settings.num_threads)
         torch.manual_seed(settings.seed)
-        self._trainer = PolicyTrainer(build_model(settings.model), settings)
+        masters = replace(settings.model, dtype="float32")
+        self._trainer = PolicyTrainer(build_model(masters), settings)
 
     def facts(self) -> tuple[int, int, str, int]:
         """Fields of `ModelFacts`."""
@@ -56,9 +58,7 @@ class TrainerService:
         """Write weights/ and, if asked, optimizer/."""
         save_weights(self._trainer.model, Path(directory) / "weights")
         if optimizer:
-            save_optimizer(
-                self._trainer.optimizer, self._trainer.weights.layout, Path(directory) / "optimizer"
-            )
+            save_optimizer(self._trainer, Path(directory) / "optimizer")
 
     def load(self, directory: str, optimizer: bool) -> bool:
         """Read what `save` wrote; False if optimizer state was asked for and is absent."""
@@ -66,9 +66,7 @@ class TrainerService:
         load_weights(self._trainer.model, Path(directory) / "weights")
         if not optimizer:
             return True
-        return load_optimizer(
-            self._trainer.optimizer, self._trainer.weights.layout, Path(directory) / "optimizer"
-        )
+        return load_optimizer(self._trainer, Path(directory) / "optimizer")
 
     def create_weight_buffers(self, paths: tuple[str, ...]) -> str:
         """Make the shared files; returns the layout that readers need."""

@@ -18,7 +18,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def copied(target: Tensor, source: Tensor) -> str:
-    """Copy flat source over flat target (types may differ); returns the digest of the source."""
+    """Copy flat source over flat target of the same type; returns their digest."""
     step = _CHUNK_BYTES // source.element_size()
     sums = []
     for start in range(0, source.numel(), step):
@@ -57,33 +57,38 @@ def _map(path: str, size: int, *, writable: bool) -> mmap.mmap:
         os.close(fd)
 
 
+def _in_type(layout: str, dtype: torch.dtype) -> str:
+    return f"{layout} in {str(dtype).removeprefix('torch.')}"
+
+
 class WeightWriter:
     """The trainer's side. Two buffers: a late reader of one version never sees the next one's bytes."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Moves the model's parameters into one flat tensor."""
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Moves the model's parameters into one flat tensor; `dtype` is that of the buffers."""
         self.flat = flatten_parameters(model)
         self.layout = layout_digest(model)
+        self._dtype = dtype
         self._buffers: list[Tensor] = []
         self._next = 0
 
     def create(self, paths: tuple[str, ...]) -> str:
-        """Create the files; returns the layout that readers must share."""
+        """Create the files; returns the layout, with the type, that readers must share."""
         self._buffers = []
-        size = self.flat.numel() * self.flat.element_size()
+        size = self.flat.numel() * self._dtype.itemsize
         for path in paths:
             with open(path, "xb") as file:
                 os.fchmod(file.fileno(), 0o600)
                 os.truncate(file.fileno(), size)
             mapped = _map(path, size, writable=True)
-            self._buffers.append(torch.frombuffer(mapped, dtype=self.flat.dtype))
-        return self.layout
+            self._buffers.append(torch.frombuffer(mapped, dtype=self._dtype))
+        return _in_type(self.layout, self._dtype)
 
     def publish(self) -> tuple[int, int, str]:
-        """Copy the parameters into the next buffer; its index, bytes and digest."""
+        """Copy the parameters, rounded to the buffers' type, into the next one; index, bytes, digest."""
         index, self._next = self._next, (self._next + 1) % len(self._buffers)
         buffer = self._buffers[index]
-        return index, buffer.numel() * buffer.element_size(), copied(buffer, self.flat.detach().cpu())
+        return index, buffer.numel() * buffer.element_size(), copied(buffer, self.flat.to(self._dtype).cpu())
 
 
 class WeightReader:
@@ -92,22 +97,19 @@ class WeightReader:
     def __init__(self, model: nn.Module) -> None:
         """Moves the model's parameters into one flat tensor."""
         self._flat = flatten_parameters(model)
-        self._layout = layout_digest(model)
+        self._layout = _in_type(layout_digest(model), self._flat.dtype)
         self._buffers: list[Tensor] = []
 
     def attach(self, paths: tuple[str, ...], layout: str) -> None:
         """Map the writer's files. Raises ValueError when the models differ."""
         if layout != self._layout:
             raise ValueError(f"the trainer's model has layout {layout}, this shard's has {self._layout}")
-        count = self._flat.numel()
         self._buffers = []
         for path in paths:
-            size = os.stat(path).st_size
-            dtype = {2: torch.bfloat16, 4: torch.float32}[size // count]
-            mapped = _map(path, size, writable=False)
+            mapped = _map(path, os.stat(path).st_size, writable=False)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # read-only on purpose
-                self._buffers.append(torch.frombuffer(mapped, dtype=dtype))
+                self._buffers.append(torch.frombuffer(mapped, dtype=self._flat.dtype))
 
     @torch.no_grad()
     def load(self, buffer: int, checksum: str) -> None:
