@@ -17,7 +17,6 @@ SPEC = {
     "dataPlane": {"backend": "inProcess"},
 }
 ASKING = {
-    "algorithm.grpo.useDynamicSampling": {"algorithm": {"grpo": {"useDynamicSampling": True}}},
     "asyncRL.diagnostics": {"asyncRL": {"diagnostics": True}},
     "asyncRL.stallWatchdog.stallAction": {"asyncRL": {"stallWatchdog": {"stallAction": "abort"}}},
     "asyncRL.telemetryIntervalSeconds": {"asyncRL": {"telemetryIntervalSeconds": 5}},
@@ -32,11 +31,6 @@ ASKING = {
     "algorithm.grpo.advEstimator.name": {"algorithm": {"grpo": {"advEstimator": {"name": "opd"}}}},
     "onPolicyDistillation": {"onPolicyDistillation": {"teacherModelByAgentName": {}}},
     "asyncRL.maxInflightGenerations": {"asyncRL": {"maxInflightGenerations": 4}},
-    "asyncRL.rolloutFailure.maxSkippedPrompts": {"asyncRL": {"rolloutFailure": {"maxSkippedPrompts": 1}}},
-    "asyncRL.rolloutFailure.maxConsecutiveDroppedPrompts": {
-        "asyncRL": {"rolloutFailure": {"maxConsecutiveDroppedPrompts": 1}}
-    },
-    "asyncRL.rolloutFailure.onDroppedPrompt": {"asyncRL": {"rolloutFailure": {"onDroppedPrompt": "replace"}}},
     "asyncRL.rolloutFailure.minValidRowFraction": {
         "asyncRL": {"rolloutFailure": {"minValidRowFraction": 0.5}}
     },
@@ -101,10 +95,8 @@ def test_the_table_names_fields(entry):
         {},
         {"asyncRL": {"inFlightWeightUpdates": False, "drainTimeoutSeconds": 5.0}},
         {"asyncRL": {"refit": {"transport": "SharedMemory"}}},
-        {
-            "algorithm": {"grpo": {"useDynamicSampling": True}},
-            "asyncRL": {"sampler": {"name": "windowed"}},
-        },
+        {"algorithm": {"grpo": {"useDynamicSampling": True}}},
+        {"asyncRL": {"rolloutFailure": {"onDroppedPrompt": "replace", "maxSkippedPrompts": 1}}},
         {"image": "x", "faultPolicy": {"maxRestarts": 1}, "scheduling": {"priorityClassName": "p"}},
     ],
 )

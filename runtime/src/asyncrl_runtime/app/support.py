@@ -30,11 +30,6 @@ def _uses_sizes(s: JobSpec) -> bool:
     return max(sizes.tensor, sizes.pipeline, sizes.context, sizes.expert) > 1
 
 
-def _filters_behind_a_gate(s: JobSpec) -> bool:
-    grpo = s.algorithm.grpo
-    return grpo is not None and grpo.use_dynamic_sampling and s.async_rl.sampler.name != "windowed"
-
-
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("model.isVlm", lambda s: s.model.is_vlm, "set it to false"),
     Unbuilt("environment.nemoGym", lambda s: s.environment.nemo_gym is not None, "use another environment"),
@@ -45,11 +40,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "use grpo, gdpo or reinforce_plus_plus",
     ),
     Unbuilt("onPolicyDistillation", lambda s: s.on_policy_distillation is not None, "remove it"),
-    Unbuilt(
-        "algorithm.grpo.useDynamicSampling",
-        _filters_behind_a_gate,
-        "use sampler windowed, which needs no replacement for a discarded group",
-    ),
     Unbuilt("asyncRL.diagnostics", lambda s: s.async_rl.diagnostics, "set it to false"),
     Unbuilt(
         "asyncRL.stallWatchdog.stallAction",
@@ -67,21 +57,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "asyncRL.maxInflightGenerations",
         lambda s: s.async_rl.max_inflight_generations is not None,
         "use asyncRL.maxInflightPrompts",
-    ),
-    Unbuilt(
-        "asyncRL.rolloutFailure.maxSkippedPrompts",
-        lambda s: s.async_rl.rollout_failure.max_skipped_prompts > 0,
-        "set it to 0",
-    ),
-    Unbuilt(
-        "asyncRL.rolloutFailure.maxConsecutiveDroppedPrompts",
-        lambda s: s.async_rl.rollout_failure.max_consecutive_dropped_prompts > 0,
-        "set it to 0",
-    ),
-    Unbuilt(
-        "asyncRL.rolloutFailure.onDroppedPrompt",
-        lambda s: s.async_rl.rollout_failure.on_dropped_prompt == "replace",
-        "use shrink",
     ),
     Unbuilt(
         "asyncRL.rolloutFailure.minValidRowFraction",
