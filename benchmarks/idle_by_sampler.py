@@ -9,9 +9,8 @@ a rollout that has become too old run to its end, where windowed aborts it and m
 """
 
 import math
-import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, mean, stdev
 
@@ -20,7 +19,8 @@ from common import Report, arguments
 from asyncrl_api.parse import parse
 from asyncrl_api.resolve import resolve
 from asyncrl_runtime.adapters.virtual_clock import run_virtual
-from asyncrl_runtime.app.simulation import Durations, Simulation
+from asyncrl_runtime.app.simulate.durations import read_duration
+from asyncrl_runtime.app.simulate.run import Durations, Simulation
 
 GROUPS_PER_STEP, SLOTS, ROLLOUTS = 32, 64, 8
 WARM_UP, STEPS, MODEL_SEEDS = 20, 160, 3
@@ -66,7 +66,7 @@ def spec_of(sampler, window, steps):
             "algorithm": {
                 "grpo": {
                     "numPromptsPerStep": GROUPS_PER_STEP,
-                    "numGenerationsPerPrompt": 2,
+                    "numGenerationsPerPrompt": ROLLOUTS,
                     "maxNumSteps": steps,
                     "maxNumEpochs": None,
                 },
@@ -96,52 +96,34 @@ class Measured:
     rho: float
     seed: int
     steps: int
-    groups: dict = field(default_factory=dict)
-    trained: list = field(default_factory=list)
-    idle: float = 0.0
-    total: float = 0.0
-    lag: int = 0
 
     def run(self):
         scale = SLOTS / GROUPS_PER_STEP / self.rho / slowest_of_group(self.sigma)
-        rng = random.Random(f"{self.sigma}/{self.rho}/{self.seed}")
-
-        def generation(request):
-            """The first sibling takes as long as the slowest of the group's rollouts."""
-            group, _, sibling = request.request_id.split("_")[:3]
-            if sibling != "g0":
-                return 0.0
-            self.groups[group] = scale * math.exp(
-                self.sigma * max(rng.gauss(0.0, 1.0) for _ in range(ROLLOUTS))
-            )
-            return self.groups[group]
-
-        def finished(step, metrics):
-            if step.version < WARM_UP:
-                return
-            self.idle += metrics["timing/train/exposed_generation"]
-            self.total += metrics["timing/train/total_step_time"]
-            self.lag = max(self.lag, metrics["train/staleness/lag_max"])
-            self.trained += [meta.group_id for meta in step.trained]
-
         simulation = Simulation(
             spec=spec_of(self.sampler, self.window, WARM_UP + self.steps),
-            prompts=1024,
-            durations=Durations(generation=generation, training=lambda step: 1.0),
-            finished=finished,
+            seed=self.seed,
+            warm_up_steps=WARM_UP,
+            durations=Durations(
+                generation=read_duration("", f"lognormal:median={scale},sigma={self.sigma}"),
+                training=read_duration("", "1"),
+                refit=read_duration("", "0"),
+            ),
         )
         run_virtual(simulation.run())
+        self.totals, self.lag = simulation.measured, max(simulation.work.lags)
         self.discarded = simulation.parts.ledger.discarded.total() / simulation.parts.ledger.taken
         return self
 
     @property
     def idle_fraction(self):
-        return self.idle / self.total
+        return self.totals.idle_seconds / self.totals.step_seconds
 
     @property
     def length_bias(self):
         """Mean duration of trained over dispatched groups."""
-        return mean(self.groups[name] for name in self.trained) / mean(self.groups.values())
+        totals = self.totals
+        trained = totals.trained_longest / totals.trained_groups
+        return trained / (totals.dispatched_longest / totals.dispatched_groups)
 
 
 def tolerance(runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -13,6 +14,10 @@ T = TypeVar("T")
 
 RESOLUTION_SECONDS = 1e-6
 """Timers this close fire together. The loop's own 1e-9 is below what a float can hold after some months."""
+
+TURNS_BETWEEN_POLLS = 256
+MAX_CANCELLED_TIMERS = 4096
+"""From here on the loop's own turn looks whether its heap is worth tidying."""
 
 
 class Stalled(RuntimeError):
@@ -38,10 +43,58 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._clock = _Clock(selectors.DefaultSelector())
         super().__init__(self._clock)
         self._clock_resolution = RESOLUTION_SECONDS
+        self._turns = 0
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._clock.now
+
+    def _run_once(self) -> None:
+        """As of any loop, without asking the system while nothing outside this thread can wake a task.
+
+        Every so often it is asked all the same, for signals.
+        """
+        self._turns += 1
+        asks = self._clock.waits_outside or self._turns % TURNS_BETWEEN_POLLS == 0
+        if asks or self._stopping or self._debug or self._timer_cancelled_count > MAX_CANCELLED_TIMERS:
+            super()._run_once()
+            return
+        ready, scheduled = self._ready, self._scheduled
+        if not ready and not self._to_next_timer():
+            super()._run_once()
+            return
+        if scheduled and scheduled[0]._when < self._clock.now + RESOLUTION_SECONDS:
+            self._due_timers()
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _to_next_timer(self) -> bool:
+        """Jump to the next timer; False if there is none. Raises Stalled if it never comes."""
+        scheduled = self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)._scheduled = False
+        if not scheduled:
+            return False
+        when = scheduled[0]._when
+        if when == inf:
+            raise Stalled(self._clock.now)
+        if when > self._clock.now:
+            self._clock.now = when
+        return True
+
+    def _due_timers(self) -> None:
+        """Make the timers of now ready, in order."""
+        scheduled, end = self._scheduled, self._clock.now + RESOLUTION_SECONDS
+        while scheduled and scheduled[0]._when < end:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            if handle._cancelled:
+                self._timer_cancelled_count -= 1
+            else:
+                self._ready.append(handle)
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[..., T], *args: Any
@@ -75,6 +128,12 @@ class _Clock(selectors.BaseSelector):
         self.inner = inner
         self.now = 0.0
         self.threads = 0
+        self.descriptors = 0
+
+    @property
+    def waits_outside(self) -> bool:
+        """Threads or file descriptors may wake a task; the loop's own wake-up descriptor is always there."""
+        return self.threads > 0 or self.descriptors > 1
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is not None and timeout <= 0:
@@ -86,15 +145,19 @@ class _Clock(selectors.BaseSelector):
         if timeout is not None:
             self.now = max(self.now + timeout, nextafter(self.now, inf))
             return []
-        if len(self.inner.get_map()) > 1:
+        if self.descriptors > 1:
             return self.inner.select(None)
         raise Stalled(self.now)
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self.inner.register(fileobj, events, data)
+        key = self.inner.register(fileobj, events, data)
+        self.descriptors = len(self.inner.get_map())
+        return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self.inner.unregister(fileobj)
+        key = self.inner.unregister(fileobj)
+        self.descriptors = len(self.inner.get_map())
+        return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         return self.inner.modify(fileobj, events, data)
