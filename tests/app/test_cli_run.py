@@ -250,6 +250,7 @@ def test_a_reward_function_that_fails_is_named_with_its_prompt(body, told, tmp_p
             "sampler": {"maxLookaheadVersions": 0},
             "rolloutFailure": {
                 "maxDataAttemptsPerPrompt": 1,
+                "maxInfraAttemptsPerPrompt": 1,
                 "native": {"envTimeoutSeconds": 1},
             },
         },
@@ -263,6 +264,42 @@ def test_a_reward_function_that_fails_is_named_with_its_prompt(body, told, tmp_p
     assert last_line(result) == f"error: {failure['message']}"
     assert failure["type"] == "PromptFailed"
     assert "Traceback" not in result.stderr
+
+
+def test_a_prompt_that_fails_for_good_is_replaced_within_the_budget_and_the_run_says_so(tmp_path):
+    (tmp_path / "judge.py").write_text(
+        "def score(prompt, completion, answer):\n"
+        "    if prompt[1] in '012':\n"
+        "        raise ValueError('no small digits')\n"
+        "    return float(completion == answer)\n"
+    )
+    job = small_job(
+        tmp_path,
+        environment={"arithmetic": None, **FUNCTION},
+        asyncRL={
+            "rolloutFailure": {
+                "maxDataAttemptsPerPrompt": 1,
+                "maxSkippedPrompts": 1000,
+                "onDroppedPrompt": "replace",
+                "maxReplacementAttempts": 9,
+                "minStepBatchFraction": 0.01,
+            }
+        },
+    )
+    result = asyncrl("run", job, "--output", tmp_path / "run", "--quiet")
+
+    assert result.exit_code == 1
+    told = summary(tmp_path / "run")
+    assert told["status"] == "complete"
+    assert told["prompts"]["dropped"] > 0
+    prompts = told["prompts"]
+    gone = prompts["trained"] + prompts["dropped"] + prompts["discarded"] + prompts["live"]
+    assert prompts["admitted"] == gone
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    dropped = [event for event in events if event["kind"] == "prompt_dropped"]
+    assert len(dropped) == prompts["dropped"]
+    assert all("no small digits" in event["reason"] for event in dropped)
+    assert any(event["replaced_by"] for event in dropped)
 
 
 @pytest.mark.parametrize(

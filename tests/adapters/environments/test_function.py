@@ -7,7 +7,7 @@ from ports.environment_contract import EnvironmentContract, episode
 from asyncrl_api.spec.environment import EnvironmentSpec
 from asyncrl_runtime.adapters.environments.build import open_environment
 from asyncrl_runtime.adapters.environments.pooled import EnvironmentUnusable
-from asyncrl_runtime.core.errors import EnvironmentFailure
+from asyncrl_runtime.core.errors import EnvironmentFailure, EnvironmentUnavailable
 
 HERE = Path(__file__).parent
 
@@ -130,7 +130,7 @@ async def test_a_hung_step_fails_alone_and_its_worker_is_replaced(made, target):
 
 async def test_a_function_that_ends_its_process_fails_its_prompt(made):
     environment = made("dies_on_x")
-    with pytest.raises(EnvironmentFailure, match="ended its process with exit code 3"):
+    with pytest.raises(EnvironmentUnavailable, match="ended its process with exit code 3"):
         await environment.step(episode("r12=", "21", "x"))
 
     assert (await environment.step(episode("r12=", "21", "21"))).reward == 1

@@ -50,8 +50,8 @@ class DeadlinePassed(InfraFailure):
 
 
 @dataclass(eq=False)
-class EnvironmentFailure(DataFailure):
-    """A user's or an environment's function could not score a completion."""
+class _Unjudged(RolloutFailure):
+    """A completion was not scored."""
 
     environment: str
     function: str
@@ -60,6 +60,14 @@ class EnvironmentFailure(DataFailure):
 
     def __str__(self) -> str:
         return f"{self.function} of environment {self.environment} {self.problem} for prompt {self.prompt}"
+
+
+class EnvironmentFailure(_Unjudged, DataFailure):
+    """A user's or an environment's function could not score a completion."""
+
+
+class EnvironmentUnavailable(_Unjudged, InfraFailure):
+    """The function did not answer in time, or its process ended: another attempt may be judged (SC-8.20)."""
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncrl_runtime.adapters.environments.pool import StartFailed, WorkerEnded, WorkerPool
 from asyncrl_runtime.adapters.environments.results import Outcome
-from asyncrl_runtime.core.errors import DeadlinePassed, EnvironmentFailure, RunError
+from asyncrl_runtime.core.errors import DeadlinePassed, EnvironmentFailure, EnvironmentUnavailable, RunError
 from asyncrl_runtime.ports.environment import EnvironmentStep, Episode
 
 FALLBACK_SECONDS = 300.0
@@ -66,7 +66,8 @@ class PooledEnvironment:
     async def step(self, episode: Episode) -> EnvironmentStep:
         """Judge the last turn; starts a worker if none runs.
 
-        Raises `EnvironmentFailure`, and `EnvironmentUnusable` where no worker can be started.
+        Raises `EnvironmentFailure` for what the function did, `EnvironmentUnavailable` where it did not
+        answer in time or its worker ended, and `EnvironmentUnusable` where no worker can be started.
         """
         await self.start()
         key = episode.episode_id if self._episodic else None
@@ -74,11 +75,11 @@ class PooledEnvironment:
             outcome: Outcome = await self._pool.call("step", episode, key=key)
         except DeadlinePassed as error:
             problem = f"did not return within {error.seconds:g} s (raise {SETTING} if that is too short)"
-            raise self._failure(episode, problem) from error
+            raise self._unavailable(episode, problem) from error
         except StartFailed as error:
             raise EnvironmentUnusable(self.name, str(error)) from error
         except WorkerEnded as error:
-            raise self._failure(episode, str(error)) from error
+            raise self._unavailable(episode, str(error)) from error
         if outcome.step is None:
             failure = self._failure(episode, outcome.problem)
             if outcome.trace:
@@ -109,3 +110,6 @@ class PooledEnvironment:
 
     def _failure(self, episode: Episode, problem: str) -> EnvironmentFailure:
         return EnvironmentFailure(self.name, self._function, episode.prompt.label, problem)
+
+    def _unavailable(self, episode: Episode, problem: str) -> EnvironmentUnavailable:
+        return EnvironmentUnavailable(self.name, self._function, episode.prompt.label, problem)
