@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from asyncrl_api.job import AsyncRLJob, JobSpec
 from asyncrl_api.parse import Problem, value_at
@@ -23,6 +24,8 @@ class Unbuilt:
     """Whether a resolved spec asks for it."""
 
     way_out: str
+    controller: Literal["never", "under faults", "always"] = "never"
+    """Whether the controller would have to carry it out: then a simulation cannot do without it either."""
 
 
 def _uses_sizes(s: JobSpec) -> bool:
@@ -33,7 +36,9 @@ def _uses_sizes(s: JobSpec) -> bool:
 UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("model.isVlm", lambda s: s.model.is_vlm, "set it to false"),
     Unbuilt("environment.nemoGym", lambda s: s.environment.nemo_gym is not None, "use another environment"),
-    Unbuilt("algorithm.ppo", lambda s: s.algorithm.ppo is not None, "use algorithm.grpo"),
+    Unbuilt(
+        "algorithm.ppo", lambda s: s.algorithm.ppo is not None, "use algorithm.grpo", controller="always"
+    ),
     Unbuilt(
         "algorithm.grpo.advEstimator.name",
         lambda s: s.algorithm.grpo is not None and s.algorithm.grpo.adv_estimator.name == "opd",
@@ -57,6 +62,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "asyncRL.maxInflightGenerations",
         lambda s: s.async_rl.max_inflight_generations is not None,
         "use asyncRL.maxInflightPrompts",
+        controller="always",
     ),
     Unbuilt(
         "asyncRL.rolloutFailure.minValidRowFraction",
@@ -67,6 +73,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "asyncRL.generationFleetHealth.enabled",
         lambda s: s.async_rl.generation_fleet_health.enabled,
         "set it to false",
+        controller="under faults",
     ),
     Unbuilt(
         "asyncRL.generationRouter.enabled",
@@ -101,7 +108,7 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("tokenCapture.enabled", lambda s: s.token_capture.enabled, "set it to false"),
     Unbuilt("logging.swanlab.enabled", lambda s: s.logging.swanlab.enabled, "use another logger"),
     Unbuilt("generation.backend", lambda s: s.generation.backend != "torch", "use torch"),
-    Unbuilt("generation.colocated", lambda s: s.generation.colocated, "set it to false"),
+    Unbuilt("generation.colocated", lambda s: s.generation.colocated, "set it to false", controller="always"),
     Unbuilt("generation.gpusPerShard", lambda s: s.generation.gpus_per_shard > 1, "set it to 0 or 1"),
     Unbuilt("generation.hostsPerShard", lambda s: s.generation.hosts_per_shard > 1, "set it to 1"),
     Unbuilt("generation.kvCacheDtype", lambda s: s.generation.kv_cache_dtype != "auto", "use auto"),
