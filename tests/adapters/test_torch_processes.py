@@ -36,6 +36,7 @@ from asyncrl_runtime.core.errors import (
     WorkerDied,
 )
 from asyncrl_runtime.ports import columns as col
+from asyncrl_runtime.ports.advantage import AdvantageFailure
 from asyncrl_runtime.ports.columns import Jagged
 
 LONG = replace(
@@ -363,28 +364,57 @@ STAGE = StageSettings(
 )
 
 
-@pytest.mark.parametrize("count", [0, 2])
-async def test_the_stage_runs_in_workers_or_a_thread(count):
-    mask = np.array([[0, 1, 1]] * 4, np.int8)
-    batch = StageInput(
+def stage_input():
+    return StageInput(
         group_ids=["a", "a", "b", "b"],
         rewards=np.array([1.0, 0.0, 2.0, 2.0]),
-        token_mask=mask,
+        token_mask=np.array([[0, 1, 1]] * 4, np.int8),
         sample_mask=np.ones(4, np.float32),
         truncated=np.zeros(4, np.int8),
         flagged=np.zeros(4, np.int8),
         response_tokens=np.full(4, 2),
     )
+
+
+@pytest.mark.parametrize("count", [0, 2])
+async def test_the_stage_runs_in_workers_or_a_thread(count):
     workers = AdvantageWorkers(count, call_bound=Bound(10.0, "spec.advantage"))
-    outputs = await asyncio.gather(*(workers(batch, STAGE) for _ in range(3)))
+    await workers.start()
+    outputs = await asyncio.gather(*(workers(stage_input(), STAGE) for _ in range(3)))
+    await workers.close()
 
     for output in outputs:
         np.testing.assert_allclose(output.advantages[:, 1], [0.5, -0.5, 0, 0])
         assert output.stats["reward"].value == 5.0
-    if count:
-        workers._workers[0].kill()
-        await workers._workers[0].ended.wait()
-        assert (await workers(batch, STAGE)).has_valid_tokens
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "advantage worker 0 ended with exit code -9: killed by SIGKILL"),
+        (signal.SIGSTOP, "run of advantage worker 0 did not answer within 0.5 s; raise spec.advantage"),
+    ],
+)
+async def test_a_worker_of_the_stage_that_ends_or_hangs_fails_its_chunk_and_is_replaced(number, words):
+    workers = AdvantageWorkers(1, call_bound=Bound(0.5, "spec.advantage"))
+    await workers.start()
+    (first,) = workers._workers
+    call = asyncio.create_task(workers(stage_input(), STAGE))
+    os.kill(first.pid, number)
+    with pytest.raises(AdvantageFailure, match=f"{words}.*trainStepRetries") as failure:
+        await call
+    again = await workers(stage_input(), STAGE)
+    await asyncio.wait_for(first.ended.wait(), 5)
+    await workers.close()
+
+    assert isinstance(failure.value, TrainerFailure), "the step may be tried again (SC-5.75)"
+    assert again.has_valid_tokens
+
+
+async def test_a_worker_of_the_stage_that_does_not_come_up_names_the_bound():
+    workers = AdvantageWorkers(1, start_bound=Bound(1e-6, "spec.lifecycle.startupDeadlineSeconds"))
+    with pytest.raises(AdvantageFailure, match=r"advantage worker 0 .*startupDeadlineSeconds"):
+        await workers.start()
     await workers.close()
 
 

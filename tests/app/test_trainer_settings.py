@@ -7,6 +7,8 @@ from support.cli import asyncrl, rows, shared_torch_server, small_job, summary
 
 from asyncrl_api.resolve import resolve
 from asyncrl_runtime.adapters.tokenizers.character import CharacterTokenizer
+from asyncrl_runtime.adapters.torch import advantage_worker
+from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
 from asyncrl_runtime.app.backends import trainer_settings
 from asyncrl_runtime.app.manifest import read_job
 
@@ -39,6 +41,64 @@ def test_a_run_with(changes, tmp_path):
         assert ("train/loss_scale" in row) == ("'float16'" in str(changes))
         assert 0 <= row["train/clip_fraction"] <= 1
     assert first["train/token_mult_prob_error"] == pytest.approx(1, abs=0.02), "shards and trainer agree"
+
+
+def one_step(tmp_path, count, **settings):
+    """A run of one step with so many workers of the advantage stage."""
+    job = small_job(
+        tmp_path,
+        algorithm={"grpo": {"maxNumSteps": 1}},
+        checkpointing={"enabled": False},
+        asyncRL={"advantageWorkers": count, **settings},
+    )
+    return asyncrl("run", job, "--output", tmp_path / "run")
+
+
+def refuse(*args):
+    raise RuntimeError("not in this process")
+
+
+def test_advantages_are_computed_in_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(advantage_worker, "run_stage", refuse)
+    result = one_step(tmp_path, 2)
+
+    assert result.exit_code == 0, result.stderr
+    assert summary(tmp_path / "run")["steps"] == 1
+
+
+def test_without_workers_advantages_are_computed_in_the_controller(tmp_path, monkeypatch):
+    monkeypatch.setattr(advantage_worker, "run_stage", refuse)
+    result = one_step(tmp_path, 0)
+
+    assert result.exit_code == 3
+    assert "not in this process" in result.stderr
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_sc_5_75_a_killed_worker_of_the_advantage_stage_costs_a_retry_of_the_step(
+    retries, tmp_path, monkeypatch
+):
+    run, killed = AdvantageWorkers._run, []
+
+    async def run_killed(self, index, *args):
+        if not killed:
+            killed.append(self._workers[index].pid)
+            self._workers[index].kill()
+        return await run(self, index, *args)
+
+    monkeypatch.setattr(AdvantageWorkers, "_run", run_killed)
+    result = one_step(tmp_path, 1, trainStepRetries=retries)
+    kinds = [event["kind"] for event in rows(tmp_path / "run" / "events.jsonl")]
+
+    assert len(killed) == 1
+    assert kinds.count("train_step_retried") == retries
+    assert summary(tmp_path / "run")["steps"] == retries
+    if retries:
+        assert result.exit_code == 0, result.stderr
+    else:
+        assert result.exit_code != 0
+        assert "advantage worker 0 ended" in result.stderr
+        assert "trainStepRetries" in result.stderr
 
 
 def settings_of(tmp_path, **training):

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from asyncrl_runtime.algorithms.columns import stage_columns
 from asyncrl_runtime.algorithms.metrics import finalize
 from asyncrl_runtime.algorithms.settings import StageSettings
-from asyncrl_runtime.algorithms.stage import StageInput, StageOutput, run_stage
+from asyncrl_runtime.algorithms.stage import StageInput, StageOutput
 from asyncrl_runtime.core.records import BatchMeta
 from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.advantage import StageResult
 from asyncrl_runtime.ports.columns import Columns, Jagged
 
-Runner = Callable[[StageInput, StageSettings], Awaitable[StageOutput]]
-
 _ALWAYS = (col.TOKEN_MASK, col.SAMPLE_MASK, col.REWARD, col.TRUNCATED, col.FLAGGED)
 
 
-async def in_thread(batch: StageInput, settings: StageSettings) -> StageOutput:
-    """Run the stage in a thread of this process."""
-    return await asyncio.to_thread(run_stage, batch, settings)
+class StageRunner(Protocol):
+    """Where `run_stage` runs."""
+
+    async def start(self) -> None:
+        """Be ready for the first chunk."""
+        ...
+
+    async def __call__(self, batch: StageInput, settings: StageSettings) -> StageOutput:
+        """One chunk, off the loop."""
+        ...
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""
+        ...
 
 
 class ColumnAdvantages:
@@ -34,14 +43,16 @@ class ColumnAdvantages:
         settings: StageSettings,
         *,
         has_previous_logprobs: bool,
-        runner: Runner = in_thread,
-        close_runner: Callable[[], Awaitable[None]] | None = None,
+        runner: StageRunner,
     ) -> None:
         self._settings = settings
         self._per_token = tuple(sorted(stage_columns(settings, has_previous_logprobs=has_previous_logprobs)))
         self._runner = runner
-        self._close_runner = close_runner
         self.fields = (*_ALWAYS, *self._per_token)
+
+    async def start(self) -> None:
+        """Bring the workers behind it up."""
+        await self._runner.start()
 
     async def run(self, meta: BatchMeta, columns: Columns) -> StageResult:
         """One chunk of complete groups."""
@@ -78,5 +89,4 @@ class ColumnAdvantages:
 
     async def close(self) -> None:
         """Stop the workers behind it."""
-        if self._close_runner is not None:
-            await self._close_runner()
+        await self._runner.close()

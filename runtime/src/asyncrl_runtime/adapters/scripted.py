@@ -422,6 +422,9 @@ class ScriptedAdvantages:
 
     fields: tuple[str, ...] = (col.TOKEN_MASK, col.SAMPLE_MASK, col.REWARD)
 
+    async def start(self) -> None:
+        """Nothing to start."""
+
     async def run(self, meta: BatchMeta, columns: Columns) -> StageResult:
         """One pass over the masks."""
         mask, sample = columns[col.TOKEN_MASK], columns[col.SAMPLE_MASK].values

@@ -8,6 +8,7 @@ from typing import cast
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import JobSpec
 from asyncrl_runtime.adapters.advantages import ColumnAdvantages
+from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
 from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
 from asyncrl_runtime.adapters.torch.settings import (
@@ -157,7 +158,14 @@ def weight_sync(spec: JobSpec, learner: Trainer, shards: Sequence[Generator]) ->
 
 
 def advantage_stage(spec: JobSpec) -> AdvantageStage:
-    """The advantage stage in threads of the controller."""
+    """The advantage stage in `asyncRL.advantageWorkers` processes, or in threads of the controller."""
+    lifecycle = spec.lifecycle
     return ColumnAdvantages(
-        stage_settings(spec), has_previous_logprobs=not Derived(spec).skips_previous_logprobs
+        stage_settings(spec),
+        has_previous_logprobs=not Derived(spec).skips_previous_logprobs,
+        runner=AdvantageWorkers(
+            spec.async_rl.advantage_workers,
+            start_bound=Bound(lifecycle.startup_deadline_seconds, STARTUP),
+            call_bound=Bound(lifecycle.stall_deadline_seconds, STALL),
+        ),
     )

@@ -122,8 +122,9 @@ class Parts:
     # ── life ────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Bring trainer and shards up, side by side."""
-        await asyncio.gather(self.trainer.start(), *(shard.start() for shard in self.shards))
+        """Bring trainer, shards and the workers of the advantage stage up, side by side."""
+        starting = (shard.start() for shard in self.shards)
+        await asyncio.gather(self.trainer.start(), self.advantages.start(), *starting)
         await self.sync.init_communicator()
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from asyncrl_runtime.core.errors import TrainerFailure
 from asyncrl_runtime.core.records import BatchMeta
 from asyncrl_runtime.ports.columns import Columns
 
@@ -34,6 +35,17 @@ class StageResult:
         return bool(self.row_valid_tokens.any())
 
 
+@dataclass(eq=False)
+class AdvantageFailure(TrainerFailure):
+    """What computes advantages ended or did not answer; a step may be tried again (SC-5.75)."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.problem}; raise spec.asyncRL.trainStepRetries to try a step again, "
+            "or run the job again, it goes on from its newest checkpoint"
+        )
+
+
 class AdvantageStage(Protocol):
     """Runs off the event loop."""
 
@@ -42,8 +54,15 @@ class AdvantageStage(Protocol):
         """Columns that it reads, whatever the settings of the step."""
         ...
 
+    async def start(self) -> None:
+        """Bring workers up, if there are any."""
+        ...
+
     async def run(self, meta: BatchMeta, columns: Columns) -> StageResult:
-        """Reward transforms, filters, estimator (SC-11.12) over complete groups."""
+        """Reward transforms, filters, estimator (SC-11.12) over complete groups.
+
+        Raises `AdvantageFailure` when the workers fail, and what the stage itself raises.
+        """
         ...
 
     def metrics(self, results: Sequence[StageResult]) -> Mapping[str, float]:

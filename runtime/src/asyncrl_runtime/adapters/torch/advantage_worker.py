@@ -8,13 +8,15 @@ from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, advantage
 from asyncrl_runtime.adapters.workers import ForkServer, WorkerProcess
 from asyncrl_runtime.algorithms.settings import StageSettings
 from asyncrl_runtime.algorithms.stage import StageInput, StageOutput, run_stage
+from asyncrl_runtime.core.errors import InfraFailure
+from asyncrl_runtime.ports.advantage import AdvantageFailure
 
 
 class AdvantageWorkers:
-    """A runner of the stage: `await workers(batch, settings)`.
+    """Implements `StageRunner`: `await workers(batch, settings)`.
 
     Each chunk goes to the least busy of `count` processes, or to a thread when count is 0. A process
-    that ended is replaced by the next call.
+    that ended or did not answer is replaced by the next call.
     """
 
     def __init__(
@@ -34,29 +36,44 @@ class AdvantageWorkers:
         self._starting = [asyncio.Lock() for _ in range(count)]
 
     async def __call__(self, batch: StageInput, settings: StageSettings) -> StageOutput:
-        """One chunk. Raises what `run_stage` raises, `WorkerDied` or `DeadlinePassed`."""
+        """One chunk. Raises what `run_stage` raises, or `AdvantageFailure`; the next call may succeed."""
         if not self._workers:
             return await asyncio.to_thread(run_stage, batch, settings)
         index = self._running.index(min(self._running))
         self._running[index] += 1
         try:
-            worker = await self._ready(index)
-            bound = self._call_bound
-            return await worker.call(
-                "run", batch, settings, deadline_seconds=bound.seconds, setting=bound.setting
-            )
+            return await self._run(index, batch, settings)
+        except InfraFailure as problem:
+            self._give_up(index)
+            raise AdvantageFailure("advantages", str(problem)) from problem
         finally:
             self._running[index] -= 1
 
     async def start(self) -> None:
-        """Start every process now, so that the first chunk does not wait for it."""
-        await asyncio.gather(*(self._ready(index) for index in range(len(self._workers))))
+        """Start every process now, so that the first chunk does not wait. Raises `AdvantageFailure`."""
+        try:
+            await asyncio.gather(*(self._ready(index) for index in range(len(self._workers))))
+        except InfraFailure as problem:
+            raise AdvantageFailure("start", str(problem)) from problem
 
     async def close(self) -> None:
         """End the processes. Idempotent."""
         workers = [worker for worker in self._workers if worker is not None]
         self._workers = [None] * len(self._workers)
         await asyncio.gather(*(worker.close() for worker in workers))
+
+    async def _run(self, index: int, batch: StageInput, settings: StageSettings) -> StageOutput:
+        worker = await self._ready(index)
+        bound = self._call_bound
+        return await worker.call(
+            "run", batch, settings, deadline_seconds=bound.seconds, setting=bound.setting
+        )
+
+    def _give_up(self, index: int) -> None:
+        """End a process that died or hangs; the next call starts another one."""
+        worker, self._workers[index] = self._workers[index], None
+        if worker is not None:
+            worker.kill()
 
     async def _ready(self, index: int) -> WorkerProcess:
         async with self._starting[index]:
