@@ -62,6 +62,88 @@ def validate(job: Manifest, sets: Sets = None, as_json: AsJson = False, verbose:
     raise typer.Exit(validate_command(job, sets or [], as_json=as_json, verbose=verbose))
 
 
+@app.command(
+    epilog="Example: asyncrl simulate job.yaml --generation-seconds 'lognormal:median=8,p99=60' "
+    "--train-seconds 10 --sweep asyncRL.sampler.maxLookaheadVersions=0,1,2,4"
+)
+def simulate(
+    job: Manifest,
+    generation_seconds: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Of one completion, all of its turns together. A number, or constant:10, "
+            "lognormal:median=8,p99=60 (or median and sigma, or mean and sigma), exponential:mean=10, "
+            "pareto:min=5,alpha=1.5, bimodal:short=5,long=60,share=0.1, uniform:min=5,max=15, trace:FILE "
+            "with one number a line.",
+        ),
+    ] = "lognormal:median=8,p99=60",
+    train_seconds: Annotated[
+        str, typer.Option(metavar="DURATION", help="Of an RL step without waiting for data.")
+    ] = "10",
+    refit_seconds: Annotated[str, typer.Option(metavar="DURATION", help="Of a weight transfer.")] = "1",
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FAULT",
+            help="What goes wrong; repeatable. rollout-error:probability=0.01, hang:probability=0.001, "
+            "shard-death:shard=0,at=600, shard-freeze:every=3600,for=120, shard-slow:shard=0,factor=3, "
+            "train-step-error:probability=0.01.",
+        ),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=V1,V2", help="Compare values of a field; several make a grid.", show_default=False
+        ),
+    ] = None,
+    sets: Sets = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="RL steps. Default: the manifest's, up to 400.")
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Size of the data set. Default: the data do not end.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for simulate.json, simulate.svg and simulate.png.", file_okay=False),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare samplers and settings on a virtual clock, without engines.
+
+    The real controller, pumps and samplers run; generation, training and weight transfers only take time.
+    The fleet serves up to asyncRL.maxInflightPrompts groups at once, and a completion takes as long however
+    many run beside it; a group takes as long as the slowest of its completions. Every setting meets the same
+    durations. Unless the sampler is swept, the manifest's is compared with the others at the same window.
+    """
+    from asyncrl_runtime.app.simulate.command import Request, simulate_command
+
+    raise typer.Exit(
+        simulate_command(
+            Request(
+                path=job,
+                sets=sets or [],
+                sweeps=sweep or [],
+                generation_seconds=generation_seconds,
+                train_seconds=train_seconds,
+                refit_seconds=refit_seconds,
+                faults=fail or [],
+                steps=steps,
+                prompts=prompts,
+                seed=seed,
+                output=output,
+                as_json=as_json,
+                quiet=quiet,
+                verbose=verbose,
+            )
+        )
+    )
+
+
 @app.command(epilog="Example: asyncrl init reverse > job.yaml")
 def init(
     task: Annotated[

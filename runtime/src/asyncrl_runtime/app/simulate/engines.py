@@ -247,6 +247,9 @@ class SimulatedAdvantages:
 
     fields: tuple[str, ...] = ()
 
+    async def start(self) -> None:
+        """Nothing to start."""
+
     async def run(self, meta: BatchMeta, columns: Columns) -> StageResult:
         """Takes no time of its own."""
         rows = np.ones(sum(len(group.sample_ids) for group in meta.groups))

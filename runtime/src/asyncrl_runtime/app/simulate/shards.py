@@ -32,8 +32,8 @@ class SimulatedStall(RunError):
     def __str__(self) -> str:
         return (
             f"at {self.seconds:g} s no step had been completed for {self.bound:g} s "
-            "(spec.asyncRL.stallWatchdog.stallTimeoutSeconds): a hung rollout or a shard holds the run up; set "
-            "spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds"
+            "(spec.asyncRL.stallWatchdog.stallTimeoutSeconds): a hung rollout or a shard holds the run up; "
+            "set spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds"
         )
 
 
