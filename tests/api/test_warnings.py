@@ -3,7 +3,7 @@ import pytest
 from asyncrl_api.job import AsyncRLJob
 from asyncrl_api.parse import parse
 from asyncrl_api.paths import find
-from asyncrl_api.warnings import step_floor, warnings_for
+from asyncrl_api.warnings import warnings_for
 
 VALIDATED = {"data__validation": {"generated": {}}}
 GYM = {
@@ -113,14 +113,6 @@ def test_the_first_validation_and_the_first_save(manifest, period, start_at, sav
         checkpointing={"metricName": "val:accuracy", "savePeriod": save},
     )
     assert ("W-14" in ids_of(raw)) is told
-
-
-@pytest.mark.parametrize(
-    ("n", "fraction", "floor"), [(25, 0.28, 7), (100, 0.55, 55), (16, 0.9, 15), (8, 1.0, 8)]
-)
-def test_the_floor_of_a_step_is_exact(n, fraction, floor):
-    """SC-5.52."""
-    assert step_floor(n, fraction) == floor
 
 
 def test_valid_examples_give_few_warnings(example):

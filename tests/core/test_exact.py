@@ -20,7 +20,16 @@ def test_ex_5_1_the_floor_at_a_fraction_of_nine_tenths(groups, floor):
 
 @pytest.mark.parametrize(
     ("value", "count", "product"),
-    [(0.28, 25, 7), (0.55, 100, 55), (1.1, 50, 55), (0.01, 4, 1), (1.0, 7, 7), (1, 7, 7)],
+    [
+        (0.28, 25, 7),
+        (0.55, 100, 55),
+        (0.9, 16, 15),
+        (1.0, 8, 8),
+        (1.1, 50, 55),
+        (0.01, 4, 1),
+        (1.0, 7, 7),
+        (1, 7, 7),
+    ],
 )
 def test_sc_14_18_binary_fractions_do_not_round_up(value, count, product):
     assert ceil_product(value, count) == product

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 from asyncrl_api.base import keys_of
 from asyncrl_api.derived import Derived
+from asyncrl_api.exact import ceil_product
 from asyncrl_api.job import AsyncRLJob, JobSpec
 from asyncrl_api.spec.fleet import GenerationFleetHealthSpec
 from asyncrl_api.spec.validation import ValidationSpec
@@ -37,18 +37,13 @@ def warnings_for(job: AsyncRLJob, *, cluster: bool = False) -> list[Warning]:
     return found
 
 
-def step_floor(num_prompts_per_step: int, min_step_batch_fraction: float) -> int:
-    """Fewest groups that a step must keep, ceil(N · fraction), computed exactly (SC-5.51, SC-5.52)."""
-    return math.ceil(num_prompts_per_step * Fraction(repr(min_step_batch_fraction)))
-
-
 def _failures(spec: JobSpec, facts: Derived) -> Iterator[Warning]:
     failure, n = spec.async_rl.rollout_failure, facts.num_prompts_per_step
     where = "spec.asyncRL.rolloutFailure"
     fraction = failure.min_step_batch_fraction
     replaces = failure.on_dropped_prompt == "replace"
     stamps = facts.sampler == "in_order"
-    if stamps and facts.drop_budget > 0 and not replaces and step_floor(n, fraction) == n:
+    if stamps and facts.drop_budget > 0 and not replaces and ceil_product(fraction, n) == n:
         yield Warning(
             "W-1",
             f"{where}.minStepBatchFraction",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
 from asyncrl_runtime.algorithms.columns import stage_columns
-from asyncrl_runtime.algorithms.metrics import finalize
+from asyncrl_runtime.algorithms.metrics import Stats, finalize
 from asyncrl_runtime.algorithms.settings import StageSettings
 from asyncrl_runtime.algorithms.stage import StageInput, StageOutput
 from asyncrl_runtime.core.records import BatchMeta
+from asyncrl_runtime.core.stats import percentile
 from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.advantage import StageResult
 from asyncrl_runtime.ports.columns import Columns, Jagged
@@ -58,6 +59,7 @@ class ColumnAdvantages:
         """One chunk of complete groups."""
         mask = columns[col.TOKEN_MASK]
         token_mask = mask.padded()
+        response_tokens = token_mask.sum(axis=1, dtype=np.int64)
         prefix = col.REWARD_COMPONENT
         output = await self._runner(
             StageInput(
@@ -67,7 +69,7 @@ class ColumnAdvantages:
                 sample_mask=columns[col.SAMPLE_MASK].values,
                 truncated=columns[col.TRUNCATED].values,
                 flagged=columns[col.FLAGGED].values,
-                response_tokens=token_mask.sum(axis=1, dtype=np.int64),
+                response_tokens=response_tokens,
                 components={
                     n.removeprefix(prefix): c.values for n, c in columns.items() if n.startswith(prefix)
                 },
@@ -81,11 +83,21 @@ class ColumnAdvantages:
         }
         if output.returns is not None:
             written[col.RETURNS] = Jagged.unpadded(output.returns, mask.lengths)
-        return StageResult(written, output.row_valid_tokens, output.row_positive_tokens, output.stats)
+        statistics = (output.stats, response_tokens.tolist())
+        return StageResult(written, output.row_valid_tokens, output.row_positive_tokens, statistics)
 
     def metrics(self, results: Sequence[StageResult]) -> Mapping[str, float]:
-        """Pooled over the step's chunks."""
-        return finalize([result.statistics for result in results])  # type: ignore[misc]
+        """Pooled over the step's chunks; percentiles of the lengths of all rows among them (SC-12.15)."""
+        statistics = [cast("tuple[Stats, list[int]]", result.statistics) for result in results]
+        lengths = [tokens for _, chunk in statistics for tokens in chunk]
+        ranks = {
+            "response_length/p50": percentile(lengths, 0.50),
+            "response_length/p95": percentile(lengths, 0.95),
+        }
+        return {
+            **finalize([stats for stats, _ in statistics]),
+            **{name: value for name, value in ranks.items() if value is not None},
+        }
 
     async def close(self) -> None:
         """Stop the workers behind it."""

@@ -1,14 +1,5 @@
-"""Exact arithmetic on settings, which users write in decimal."""
+"""Exact arithmetic on settings: the one definition is the resource's, whose warnings need it too."""
 
-from fractions import Fraction
-from functools import lru_cache
-from math import ceil
+from asyncrl_api.exact import ceil_product
 
-
-@lru_cache
-def ceil_product(value: float, count: int) -> int:
-    """The ceiling of value * count, taken on the decimal text of value (SC-5.52).
-
-    In binary floating point 0.28 * 25 comes out above 7 and would give 8.
-    """
-    return ceil(Fraction(repr(float(value))) * count)
+__all__ = ["ceil_product"]
