@@ -266,6 +266,25 @@ def test_a_reward_function_that_fails_is_named_with_its_prompt(body, told, tmp_p
     assert "Traceback" not in result.stderr
 
 
+def test_a_run_in_which_nothing_moves_ends_and_leaves_the_stacks(tmp_path):
+    job = small_job(
+        tmp_path,
+        generation={"engineArgs": {"tail": {"probability": 1, "seconds": 1000}}},
+        asyncRL={
+            "stallWatchdog": {"intervalSeconds": 0.3, "stallTimeoutSeconds": 1.5, "stallAction": "abort"}
+        },
+    )
+    result = asyncrl("run", job, "--output", tmp_path / "run", "--quiet")
+
+    assert result.exit_code == 3
+    assert "no group was committed and no step completed for" in last_line(result)
+    assert summary(tmp_path / "run")["failure"]["type"] == "Stalled"
+    stacks = (tmp_path / "run" / "stall-1.txt").read_text()
+    assert "rollout e0p" in stacks
+    assert "threads:" in stacks
+    assert "Thread 0x" in stacks
+
+
 def test_a_prompt_that_fails_for_good_is_replaced_within_the_budget_and_the_run_says_so(tmp_path):
     (tmp_path / "judge.py").write_text(
         "def score(prompt, completion, answer):\n"

@@ -1,4 +1,4 @@
-"""Prompts that are given up: shrink, replace, promote, the reserve and its drain, and groups that are owed."""
+"""Prompts that are given up: shrink, replace, promote, the reserve and its drain, groups that are owed."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -299,7 +299,7 @@ async def test_sc_14_19_the_floor_holds_although_both_budgets_do():
             failing=failing_at({4, 5, 6}, DataFailure),
         )
     )
-    with pytest.raises(StepBelowFloor, match="step 1 lost 3 prompt groups, leaving 1, .* fewer than 2"):
+    with pytest.raises(StepBelowFloor, match=r"step 1 lost 3 prompt groups, leaving 1, .* fewer than 2"):
         await run.go()
     assert run.balanced
 

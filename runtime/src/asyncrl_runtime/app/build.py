@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,15 +28,18 @@ from asyncrl_runtime.ports.prompts import PromptSource, Tokenizer
 from asyncrl_runtime.ports.trainer import Trainer
 from asyncrl_runtime.ports.weight_sync import WeightSync
 from asyncrl_runtime.pumps.after_step import StepEnd
+from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.fleet import Fleet
 from asyncrl_runtime.pumps.group import Observer
 from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
-from asyncrl_runtime.pumps.train import TrainProgress, TrainPump
+from asyncrl_runtime.pumps.supervisor import supervise
+from asyncrl_runtime.pumps.train import RunEnd, TrainProgress, TrainPump
 from asyncrl_runtime.pumps.validation import Validator
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
+from asyncrl_runtime.pumps.watchdog import Watchdog
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +56,9 @@ class Outside:
     config_yaml: str
     began: float
     """Loop time of the start."""
+
+    dump_stacks: Callable[[str], str] = lambda reason: ""
+    """Writes where every task and thread stands, given the reason; the path of the file."""
 
     finished_step: Callable[[OpenStep, Mapping[str, float]], None]
     recent_events: Callable[[], Sequence[Mapping[str, object]]] = tuple
@@ -76,6 +82,7 @@ class Parts:
     ledger: PromptLedger = field(default_factory=PromptLedger)
     accounts: StepAccounts = field(default_factory=StepAccounts)
     budgets: FailureBudgets = field(init=False)
+    busy: Busy = field(init=False)
     versions: Versions = field(default_factory=Versions)
     progress: TrainProgress = field(default_factory=TrainProgress)
     gate: RolloutGate = field(default_factory=RolloutGate)
@@ -89,6 +96,7 @@ class Parts:
     checkpointer: Checkpointer = field(init=False)
     end: StepEnd = field(init=False)
     train: TrainPump = field(init=False)
+    watchdog: Watchdog = field(init=False)
 
     def __post_init__(self) -> None:
         failure = self.spec.async_rl.rollout_failure
@@ -96,13 +104,15 @@ class Parts:
             max_skipped=failure.max_skipped_prompts,
             max_consecutive=failure.max_consecutive_dropped_prompts,
         )
-        self.fleet = Fleet(shards=self.shards)
+        self.busy = Busy(self.spec.async_rl.stall_watchdog.stall_timeout_seconds)
+        self.fleet = wiring.fleet(self)
         self.rollout = wiring.rollout_pump(self)
         self.refit = wiring.refit(self)
         self.validator = wiring.validator(self)
         self.checkpointer = wiring.checkpointer(self)
         self.end = wiring.step_end(self)
         self.train = wiring.train_pump(self)
+        self.watchdog = wiring.watchdog(self)
 
     def ask_to_stop(self) -> None:
         """End after the step, or at once where it waits for groups."""
@@ -118,6 +128,21 @@ class Parts:
         """Save once more where the end became visible after the last step was saved (SC-5.73)."""
         if self.checkpointer.due(last=True):
             await self.checkpointer.save(validation=self.validator.latest)
+
+    async def run(self, prepare: Callable[[], Awaitable[None]]) -> RunEnd:
+        """Prepare, then both pumps; watched all the while, until one part ends the run (SC-5.4, 5.5)."""
+        ready = asyncio.Event()
+
+        async def train() -> RunEnd:
+            await prepare()
+            ready.set()
+            return await self.train.run()
+
+        async def rollout() -> None:
+            await ready.wait()
+            await self.rollout.run()
+
+        return await supervise(train(), {"watchdog": self.watchdog.run(), "rollout": rollout()})
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -26,7 +26,9 @@ from asyncrl_runtime.adapters.tokenizers.build import load_tokenizer
 from asyncrl_runtime.app.beside import import_from, with_located_model
 from asyncrl_runtime.app.build import Outside, Parts, connect
 from asyncrl_runtime.app.config import config_yaml
+from asyncrl_runtime.app.dumps import StackDumps
 from asyncrl_runtime.app.failures import as_run_error, failure_facts
+from asyncrl_runtime.app.loop_watch import LoopFrozen, LoopWatch
 from asyncrl_runtime.app.observer import RunObserver
 from asyncrl_runtime.app.resume import Found, newest_usable, resume
 from asyncrl_runtime.app.screen import Screen
@@ -36,7 +38,6 @@ from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_early
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import PromptCounts
 from asyncrl_runtime.pumps.step import OpenStep
-from asyncrl_runtime.pumps.supervisor import supervise
 from asyncrl_runtime.pumps.train import RunEnd
 
 DONE, DONE_WITH_LOSSES, INVALID, FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 3, 75, 130
@@ -61,10 +62,14 @@ class JobRun:
     tally: Tally = field(default_factory=Tally)
     parts: Parts | None = field(default=None, init=False)
     signals: int = field(default=0, init=False)
+    _dumps: StackDumps = field(init=False)
     _phase: str = field(default="Pending", init=False)
     _told_unwritable: bool = field(default=False, init=False)
     _goes_on: bool = field(default=False, init=False)
     """Its state is the run's: what earlier starts reached is restored."""
+
+    def __post_init__(self) -> None:
+        self._dumps = StackDumps(self.folder)
 
     async def go(self) -> int:
         """Run to the end; the exit status (CLI-21)."""
@@ -149,6 +154,7 @@ class JobRun:
             store=store,
             config_yaml=text,
             began=asyncio.get_running_loop().time(),
+            dump_stacks=self._dumps.write,
             finished_step=self._finished_step(observer),
             recent_events=lambda: observer.events.recent,
         )
@@ -180,7 +186,16 @@ class JobRun:
             await parts.close()
 
     async def _trained(self, parts: Parts) -> RunEnd:
-        """Initial weight sync, then the pumps (SC-5.4)."""
+        watch = LoopWatch(
+            settings=self.job.spec.async_rl.stall_watchdog, dump=self._dumps.write, frozen=self._on_frozen
+        )
+        with watch.watching(asyncio.get_running_loop()):
+            return await parts.run(self._prepared)
+
+    async def _prepared(self) -> None:
+        """Initial weight sync, and the validation before the first step (SC-5.4)."""
+        parts = self.parts
+        assert parts is not None
         self._enter("Running", "generating the first groups")
         validate = parts.validator.due(parts.progress.steps, last=False)
         await parts.refit.run(keep_closed=validate)
@@ -189,7 +204,6 @@ class JobRun:
             measured = await parts.validator.run(parts.progress.steps)
             self.tally.validation_mean = measured.get("accuracy")
             parts.gate.open()
-        return await supervise(parts.train.run(), {"rollout": parts.rollout.run()})
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -278,6 +292,15 @@ class JobRun:
         if end == "stopped":
             return STOPPED
         return DONE_WITH_LOSSES if parts.ledger.dropped else DONE
+
+    def _on_frozen(self, error: LoopFrozen) -> None:
+        """Called from another thread while the loop stands still: tell it, and leave for good (SC-5.9)."""
+        try:
+            assert self.parts is not None
+            self._close_books("failed", str(error), self.parts, error)
+            self.screen.fail(error, verbose=False)
+        finally:
+            os._exit(FAILED)
 
     # ── signals ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -47,11 +47,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("onPolicyDistillation", lambda s: s.on_policy_distillation is not None, "remove it"),
     Unbuilt("asyncRL.diagnostics", lambda s: s.async_rl.diagnostics, "set it to false"),
     Unbuilt(
-        "asyncRL.stallWatchdog.stallAction",
-        lambda s: s.async_rl.stall_watchdog.stall_action == "abort",
-        "use warn",
-    ),
-    Unbuilt(
         "asyncRL.telemetryIntervalSeconds",
         lambda s: s.async_rl.telemetry_interval_seconds is not None,
         "remove it",

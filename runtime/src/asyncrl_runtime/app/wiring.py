@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Literal
 
 from asyncrl_api.resolve import resolved
@@ -10,18 +12,23 @@ from asyncrl_runtime.app.backends import shard_sampling
 from asyncrl_runtime.app.samplers import over_sampling_cap, zero_spread
 from asyncrl_runtime.core.dataloader import DataCursor
 from asyncrl_runtime.core.drops import DropPolicy
+from asyncrl_runtime.core.fleet import FleetLedger, FleetSettings
 from asyncrl_runtime.core.retention import Retention
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.after_step import StepEnd
 from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
 from asyncrl_runtime.pumps.commit import Committer
+from asyncrl_runtime.pumps.fleet import Fleet
 from asyncrl_runtime.pumps.group import GroupRunner, RetryPolicy
+from asyncrl_runtime.pumps.probe import ProbePump, ReadmissionPump, RestartPump
 from asyncrl_runtime.pumps.refit import Refit, RefitSettings
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.train import TrainPump, TrainSettings
+from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
 from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
+from asyncrl_runtime.pumps.watchdog import Watchdog, WatchdogSettings
 
 if TYPE_CHECKING:
     from asyncrl_runtime.app.build import Parts
@@ -115,11 +122,76 @@ def rollout_pump(parts: Parts) -> RolloutPump:
     )
 
 
+def fleet(parts: Parts) -> Fleet:
+    """The shards, watched if the job asks for it."""
+    health = parts.spec.async_rl.generation_fleet_health
+    if not health.enabled:
+        return Fleet(shards=parts.shards)
+    ledger = FleetLedger(
+        num_shards=len(parts.shards),
+        settings=FleetSettings(
+            unhealthy_threshold=health.unhealthy_threshold,
+            healthy_threshold=health.healthy_threshold,
+            max_restart_attempts=health.max_restart_attempts_per_shard,
+            min_healthy_shards=health.min_healthy_shards,
+            restart_grace_seconds=health.restart_grace_seconds,
+        ),
+        clock=asyncio.get_running_loop().time,
+    )
+    return Fleet(
+        shards=parts.shards,
+        ledger=ledger,
+        observer=parts.outside.observer,
+        on_dead_shard=health.on_dead_shard,
+    )
+
+
+def fleet_pumps(parts: Parts) -> dict[str, Coroutine[None, None, object]]:
+    """What watches and repairs the shards, by name, in the order of precedence of its failures (SC-5.5)."""
+    ledger, health = parts.fleet.ledger, parts.spec.async_rl.generation_fleet_health
+    if ledger is None:
+        return {}
+    probe = ProbePump(
+        fleet=parts.fleet,
+        ledger=ledger,
+        interval_seconds=health.probe_interval_seconds,
+        timeout_seconds=health.probe_timeout_seconds,
+        after_round=parts.fleet.check_exhausted,
+    )
+    restarts = RestartPump(
+        fleet=parts.fleet, ledger=ledger, backoff_base_seconds=health.restart_backoff_base_seconds
+    )
+    readmission = ReadmissionPump(fleet=parts.fleet, ledger=ledger, readmit=parts.refit.readmit)
+    return {"probe": probe.run(), "restarts": restarts.run(), "readmission": readmission.run()}
+
+
+def _between_updates(parts: Parts) -> bool:
+    """The trainer waits for groups, or its step is closed: its parameters are those of its version."""
+    step = parts.train.step
+    if step is None or step.trained:
+        return True
+    target = parts.accounts.target_groups(step.version, parts.facts.num_prompts_per_step)
+    return step.groups < target and not parts.rollout.exhausted
+
+
 def refit(parts: Parts) -> Refit:
     """Brings the fleet to new weights."""
     settings = parts.spec.async_rl
-    return Refit(
+    transfer = WeightTransfer(
         sync=parts.sync,
+        fleet=parts.fleet,
+        observer=parts.outside.observer,
+        busy=parts.busy,
+        settings=TransferSettings(
+            deadline_seconds=settings.refit.deadline_seconds,
+            unwind_grace_seconds=settings.refit.unwind_grace_seconds,
+            max_retries=settings.refit.max_retries,
+            recompute_kv_cache=settings.recompute_kv_cache_after_weight_updates,
+            ping_seconds=settings.generation_fleet_health.probe_timeout_seconds,
+        ),
+    )
+    return Refit(
+        transfer=transfer,
         fleet=parts.fleet,
         rollout=parts.rollout,
         versions=parts.versions,
@@ -130,10 +202,8 @@ def refit(parts: Parts) -> Refit:
             drain_timeout_seconds=settings.drain_timeout_seconds,
             drain_timeout_action=settings.drain_timeout_action,
             abort_grace_seconds=settings.abort_grace_seconds,
-            recompute_kv_cache=settings.recompute_kv_cache_after_weight_updates,
-            deadline_seconds=settings.refit.deadline_seconds,
-            unwind_grace_seconds=settings.refit.unwind_grace_seconds,
         ),
+        between_updates=lambda: _between_updates(parts),
     )
 
 
@@ -166,6 +236,7 @@ def validator(parts: Parts) -> Validator:
             stop_at_threshold=validation.stop_at_threshold,
             higher_is_better=parts.spec.checkpointing.higher_is_better,
         ),
+        busy=parts.busy,
     )
 
 
@@ -209,6 +280,7 @@ def checkpointer(parts: Parts) -> Checkpointer:
         write_tokenizer=lambda path: outside.tokenizer.save(str(path)),
         claims=lambda: parts.train.claims,
         began=outside.began,
+        busy=parts.busy,
     )
 
 
@@ -272,4 +344,26 @@ def train_pump(parts: Parts) -> TrainPump:
         after_step=parts.end,
         final_save=parts.final_save,
         stopping=lambda: parts.stopping,
+    )
+
+
+def watchdog(parts: Parts) -> Watchdog:
+    """Notices that nothing moves any more."""
+    settings = parts.spec.async_rl.stall_watchdog
+    return Watchdog(
+        settings=WatchdogSettings(
+            interval_seconds=settings.interval_seconds,
+            stall_timeout_seconds=settings.stall_timeout_seconds,
+            action=settings.stall_action,
+            checks_environments=settings.gym_subprocess_check,
+        ),
+        train=parts.train,
+        environment=parts.outside.environment,
+        busy=parts.busy,
+        metrics=parts.outside.sink,
+        observer=parts.outside.observer,
+        wall_clock=time.time,
+        dump=parts.outside.dump_stacks,
+        check_fleet=parts.fleet.check_exhausted,
+        gauges=lambda: {**parts.fleet.metrics(), **parts.refit.metrics()},
     )

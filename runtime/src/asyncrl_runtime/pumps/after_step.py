@@ -10,6 +10,7 @@ from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.metrics import MetricRecord, MetricSink
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
+from asyncrl_runtime.pumps.gauges import rollout_gauges
 from asyncrl_runtime.pumps.group import RolloutCounters
 from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutPump
@@ -93,13 +94,8 @@ class StepEnd:
                 else 0.0,
                 "train/requeued_prompt_groups": now.relaunched - before.relaunched,
                 "train/dynamic_sampling_discarded_groups": now.filtered - before.filtered,
-                "buffer/ready": self.rollout.buffer.ready,
-                "buffer/reserved": self.rollout.buffer.reserved,
-                "buffer/free_permits": self.rollout.buffer.free,
+                **rollout_gauges(self.rollout),
                 "rollout/inflight": step.inflight,
-                "rollout/committed_total": now.committed,
-                "rollout/detached_total": now.detached,
-                "rollout/max_consecutive_infra_drops": self.rollout.groups.budgets.most_consecutive,
                 "data_plane/driver/bytes_outstanding": usage.bytes_outstanding,
                 "data_plane/driver/peak_bytes_outstanding": usage.peak_bytes_outstanding,
                 "data_plane/driver/keys_outstanding": usage.keys_outstanding,
@@ -108,15 +104,4 @@ class StepEnd:
                 "data_plane/driver/wall_ms": 1e3 * sum(usage.seconds.values()),
             }
         )
-        for name, reasons in (
-            ("redispatch_total", now.redispatched),
-            ("data_retry_total", now.data_retried),
-            ("data_failures_total", now.data_failed),
-            ("infra_drops_total", now.infra_dropped),
-            ("skipped_total", now.data_skipped),
-        ):
-            metrics[f"rollout/{name}"] = reasons.total()
-            metrics.update({f"rollout/{name}/{reason}": count for reason, count in reasons.items()})
-        for cause, tokens in now.wasted_tokens.items():
-            metrics[f"generation/wasted_tokens_total/{cause}"] = tokens
         self._before = now.copy()

@@ -19,6 +19,7 @@ from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.checkpoints import BundleDamaged, CheckpointFailed, CheckpointStore
 from asyncrl_runtime.ports.data_plane import DataPlane, FinishSnapshot
 from asyncrl_runtime.ports.trainer import Trainer
+from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.group import Observer
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.train import TrainProgress
@@ -101,6 +102,7 @@ class Checkpointer:
     began: float
     """Loop time at which the attempt started."""
 
+    busy: Busy = field(default_factory=Busy)
     saved: list[Saved] = field(default_factory=list)
     first_step: int = field(default=0, init=False)
     """Steps that earlier attempts completed."""
@@ -146,14 +148,17 @@ class Checkpointer:
         staged: Path | None = None
         try:
             async with asyncio.timeout(self.settings.timeout_seconds):
+                self.busy.moved()
                 staged = await asyncio.to_thread(self.store.stage, steps)
                 await self.trainer.save(staged / "policy", optimizer=self.settings.save_optimizer)
+                self.busy.moved()
                 async with self.barrier.cut(timeout_seconds=self.settings.barrier_timeout_seconds) as token:
                     paused = loop.time()
                     cut, finish = await self._cut(token, staged)
                     self.pause_seconds = loop.time() - paused
                 if finish is not None:
                     await finish()
+                self.busy.moved()
                 await asyncio.to_thread(self._write, staged, cut, metric)
                 bundle = await asyncio.to_thread(self.store.publish, steps, staged)
         except TimeoutError as error:

@@ -10,6 +10,7 @@ from asyncrl_runtime.core.errors import RolloutFailure, ValidationFailed
 from asyncrl_runtime.core.records import Completion, GroupRecord, Prompt, PromptRef
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
+from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.group import Observer
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 
@@ -39,6 +40,7 @@ class Validator:
     source: PromptSource | None
     rollouts: RolloutManager
     settings: ValidationSettings
+    busy: Busy = field(default_factory=Busy)
     observer: Observer
     latest: dict[str, float] = field(default_factory=dict, init=False)
     latest_step: int = field(default=-1, init=False)
@@ -62,6 +64,7 @@ class Validator:
         count = min(len(self.source), self.settings.max_samples or len(self.source))
         size = self.settings.batch_size or count
         self.latest_step = step
+        self.busy.moved()
         records: list[GroupRecord] = []
         failed: ValidationFailed | None = None
         try:
@@ -71,6 +74,7 @@ class Validator:
                 async with asyncio.TaskGroup() as tasks:
                     running = [tasks.create_task(self._roll(prompt, step)) for prompt in prompts]
                 records += [task.result() for task in running]
+                self.busy.moved()
         except* RolloutFailure as group:
             cause = str(group.exceptions[0])
             failed = ValidationFailed(step, cause)
