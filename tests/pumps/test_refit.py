@@ -21,6 +21,12 @@ class Transfer:
     def __init__(self, run, *, seconds=0.0, error=None):
         self.run, self.seconds, self.error, self.seen = run, seconds, error, []
 
+    async def reconcile(self, absent, *, force=False):
+        return await self.run.sync.reconcile(absent, force=force)
+
+    def stand_down(self):
+        self.run.sync.stand_down()
+
     async def sync_weights(self, version, *, kv_scales=None):
         versions = self.run.versions
         self.seen.append((self.run.gate.is_open, versions.stamp, versions.arriving))
@@ -34,19 +40,19 @@ class Transfer:
 def bench(transfer=None, **choices):
     """A run whose train pump does not run."""
     run = Run(Script(**choices))
-    run.transfer = run.refit.sync = Transfer(run, **(transfer or {}))
+    run.transfer = run.refit.transfer.sync = Transfer(run, **(transfer or {}))
     return run
 
 
 def replace_settings(run, **changes):
-    run.refit.settings = replace(run.refit.settings, **changes)
+    run.refit.transfer.settings = replace(run.refit.transfer.settings, **changes)
 
 
 async def test_the_first_refit_stamps_version_0_and_opens_the_gate():
     run = bench()
     assert (run.versions.stamp, run.gate.is_open) == (-1, False)
     metrics = await run.refit.run()
-    assert (run.versions.stamp, run.gate.is_open, run.refit.count) == (0, True, 1)
+    assert (run.versions.stamp, run.gate.is_open, run.refit.transfer.counters.landed) == (0, True, 1)
     assert [shard.weight_version for shard in run.shards] == [0, 0]
     assert metrics["timing/train/weight_sync"] == 0
 
@@ -83,7 +89,12 @@ async def test_a_failing_transfer_leaves_gate_and_stamp_alone():
     run.gate.open()
     with pytest.raises(RefitAborted, match="weights of version 1 did not land: shard 0 is gone"):
         await run.refit.run()
-    assert (run.gate.is_open, run.versions.stamp, run.versions.arriving, run.refit.count) == (
+    assert (
+        run.gate.is_open,
+        run.versions.stamp,
+        run.versions.arriving,
+        run.refit.transfer.counters.landed,
+    ) == (
         False,
         0,
         None,

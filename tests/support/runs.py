@@ -32,6 +32,7 @@ from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.supervisor import supervise
 from asyncrl_runtime.pumps.train import TrainProgress, TrainPump, TrainSettings
+from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
 from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
 
@@ -186,7 +187,18 @@ class Run:
             max_inflight_prompts=s.max_inflight,
         )
         self.refit = Refit(
-            sync=self.sync,
+            transfer=WeightTransfer(
+                sync=self.sync,
+                fleet=self.fleet,
+                observer=self.events,
+                settings=TransferSettings(
+                    deadline_seconds=None,
+                    unwind_grace_seconds=60.0,
+                    max_retries=1,
+                    recompute_kv_cache=False,
+                    ping_seconds=2.0,
+                ),
+            ),
             fleet=self.fleet,
             rollout=self.rollout,
             versions=self.versions,
@@ -197,9 +209,6 @@ class Run:
                 drain_timeout_seconds=s.drain_timeout,
                 drain_timeout_action=s.drain_action,
                 abort_grace_seconds=30.0,
-                recompute_kv_cache=False,
-                deadline_seconds=None,
-                unwind_grace_seconds=60.0,
             ),
         )
         self.validator = Validator(

@@ -158,7 +158,7 @@ class ScriptedGenerator:
         """Its one process answers."""
         await self.answer()
 
-    async def ended(self) -> str:
+    async def until_ended(self) -> str:
         """Wait for its end."""
         try:
             await self._wait(None)

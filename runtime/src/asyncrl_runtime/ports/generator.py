@@ -95,7 +95,7 @@ class Generator(Protocol):
         """Return when every process of the shard has answered, as `probe` does for its lead."""
         ...
 
-    async def ended(self) -> str:
+    async def until_ended(self) -> str:
         """Wait until the engine that runs now has ended; says how. Returns at once when none runs."""
         ...
 

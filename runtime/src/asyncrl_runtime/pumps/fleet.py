@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +11,7 @@ from asyncrl_runtime.core.errors import (
     FleetExhausted,
     InfraFailure,
     NoServingShard,
+    RunError,
     ShardUnavailable,
     WorkerDied,
 )
@@ -19,7 +20,7 @@ from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult,
 from asyncrl_runtime.pumps.wakeup import Wakeup, deadline
 
 if TYPE_CHECKING:
-    from asyncrl_runtime.pumps.rollout import Observer
+    from asyncrl_runtime.pumps.group import Observer
 
 GENERATION_TIMEOUT = "spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds"
 OnDeadShard = Literal["fail_fast", "quarantine", "restart"]
@@ -50,6 +51,9 @@ class Fleet:
     on_dead_shard: OnDeadShard = "fail_fast"
     changed: Wakeup = field(default_factory=Wakeup)
     """A shard changed its state, a recovery window closed, or a round of probes ended."""
+
+    on_death: Callable[[int], None] | None = field(default=None, init=False)
+    """Told of each death that is known for certain, while somebody wants to hear of it."""
 
     outstanding: list[int] = field(init=False)
     recovering: bool = field(default=False, init=False)
@@ -112,16 +116,17 @@ class Fleet:
             current = asyncio.current_task()
             if call.evicted is None or (current is not None and current.cancelling()):
                 raise
+            raise ShardUnavailable(index, ledger.state(index), call.evicted, call.uncharged) from None
         except InfraFailure as failure:
             if call.evicted is None:
-                tell = ledger.died if isinstance(failure, WorkerDied) else ledger.request_failed
+                tell = self.died if isinstance(failure, WorkerDied) else ledger.request_failed
                 tell(index, str(failure))
             uncharged = call.uncharged or self.recovering
             raise ShardUnavailable(index, ledger.state(index), str(failure), uncharged) from failure
         finally:
             self._calls[index].discard(call)
             self.outstanding[index] -= 1
-        if call.evicted is not None:
+        if call.evicted is not None:  # it ended in the very moment: its tokens are not to be trusted
             raise ShardUnavailable(index, ledger.state(index), call.evicted, call.uncharged)
         ledger.request_ok(index)
         return result
@@ -168,6 +173,22 @@ class Fleet:
                 call.evicted, call.uncharged = transition.reason, self.recovering
                 call.task.cancel()
         self.changed.notify()
+
+    def died(self, index: int, error: str) -> None:
+        """A shard's process is known to have ended."""
+        assert self.ledger is not None
+        before = self.ledger.state(index)
+        self.ledger.died(index, error)
+        if self.on_death is not None and self.ledger.state(index) is not before:
+            self.on_death(index)
+
+    async def restart(self, index: int) -> str | None:
+        """Start a new engine; the error if it does not come up."""
+        try:
+            await self.shards[index].start()
+        except (InfraFailure, RunError) as error:
+            return str(error)
+        return None
 
     # ── membership ──────────────────────────────────────────────────────────────────────────────────
 

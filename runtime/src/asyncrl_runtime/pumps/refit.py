@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncrl_runtime.core.errors import RefitAborted, WorkerDied
 from asyncrl_runtime.core.versions import Versions
-from asyncrl_runtime.ports.weight_sync import TransferReport, WeightSync
+from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.fleet import Fleet
-from asyncrl_runtime.pumps.rollout import Observer, RolloutPump
+from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.rollout import RolloutPump
+from asyncrl_runtime.pumps.transfer import Landed, WeightTransfer
 from asyncrl_runtime.pumps.wakeup import RolloutGate
 
 
@@ -25,24 +26,26 @@ class RefitSettings:
     drain_timeout_seconds: float | None
     drain_timeout_action: Literal["proceed", "abort"]
     abort_grace_seconds: float
-    recompute_kv_cache: bool
-    deadline_seconds: float | None
-    unwind_grace_seconds: float
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Refit:
     """Brings the fleet to the trainer's version: gate, aborts, drain, transfer, stamp (SC-6.2)."""
 
-    sync: WeightSync
+    transfer: WeightTransfer
     fleet: Fleet
     rollout: RolloutPump
     versions: Versions
     gate: RolloutGate
     observer: Observer
     settings: RefitSettings
-    count: int = field(default=0, init=False)
+    busy: Busy = field(default_factory=Busy)
+    between_updates: Callable[[], bool] = lambda: False
+    """Whether the trainer holds exactly the parameters of its version, and goes on holding them for now."""
+
     drain_timeouts: int = field(default=0, init=False)
+    _at_work: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """One refit at a time (SC-6.71)."""
 
     async def run(self, *, keep_closed: bool = False) -> dict[str, float]:
         """Transfer the trainer's parameters as version V; the gate opens again unless told otherwise.
@@ -61,67 +64,92 @@ class Refit:
             attempt.straddled = attempt.straddled or attempt.slot.start_weight < self.versions.content
         self.versions.arriving = self.versions.content
         try:
-            report = await self._transfer(version)
+            async with self._at_work:
+                landed = await self.transfer.land(version)
         finally:
             self.versions.arriving = None
-        landed = loop.time()
-        if self.settings.recompute_kv_cache:
-            await asyncio.gather(*(self._invalidate(i) for i in report.participants))
+        assert landed is not None
         self.versions.stamp = version
-        self.count += 1
         if not keep_closed:
             self.gate.open()
-        end = loop.time()
-        self.observer.event(
-            "refit",
-            version=version,
-            seconds=round(end - began, 4),
-            bytes=report.bytes,
-            participants=list(report.participants),
-            aborted=aborted,
-        )
+        seconds = loop.time() - began
+        self._tell(landed, seconds=seconds, aborted=aborted, drain_seconds=drained - stale_gone)
         return {
-            "timing/train/weight_sync": end - began,
+            "timing/train/weight_sync": seconds,
             "timing/train/weight_sync/abort": stale_gone - began,
             "timing/train/weight_sync/drain": drained - stale_gone,
-            "timing/train/weight_sync/transfer": landed - drained,
-            "timing/train/weight_sync/invalidate": end - landed,
+            "timing/train/weight_sync/reconcile": landed.reconcile_seconds,
+            "timing/train/weight_sync/transfer": landed.transfer_seconds,
+            "timing/train/weight_sync/invalidate": landed.invalidate_seconds,
             "train/aborted_stale_inflight_groups": aborted,
         }
 
-    async def _invalidate(self, index: int) -> None:
-        """A shard that has ended meanwhile has no cache; its requests fail by themselves."""
-        with suppress(WorkerDied):
-            await self.fleet.shards[index].invalidate_kv_cache()
+    async def readmit(self) -> None:
+        """Transfer the current version once more, to a fleet in which nobody serves.
 
-    async def _transfer(self, version: int) -> TransferReport:
-        """Bounded by deadline and unwind grace, if there is a deadline (SC-6.41)."""
-        if self.settings.deadline_seconds is None:
-            return await self.sync.sync_weights(version)
-        seconds = self.settings.deadline_seconds + self.settings.unwind_grace_seconds
-        bound = asyncio.timeout(seconds)
-        try:
-            async with bound:
-                return await self.sync.sync_weights(version)
-        except TimeoutError as error:
-            if not bound.expired():
-                raise
-            raise RefitAborted(
-                version,
-                f"no end within {seconds:g} s (spec.asyncRL.refit.deadlineSeconds plus unwindGraceSeconds)",
-            ) from error
+        Does nothing unless the last refit has landed and the trainer is between updates, before and after.
+        """
+        version = self.versions.trainer
+        if self._at_work.locked() or not self._settled(version):
+            return
+        async with self._at_work:
+            landed = await self.transfer.land(version, still_valid=lambda: self._settled(version))
+        if landed is not None:
+            self._tell(landed, seconds=landed.reconcile_seconds + landed.transfer_seconds, readmission=True)
+
+    def _settled(self, version: int) -> bool:
+        return self.versions.trainer == self.versions.stamp == version and self.between_updates()
+
+    def _tell(self, landed: Landed, *, seconds: float, **facts: object) -> None:
+        """What is published of each refit (SC-6.70)."""
+        self.observer.event(
+            "refit",
+            version=landed.report.version,
+            seconds=round(seconds, 4),
+            bytes=landed.report.bytes,
+            participants=list(landed.report.participants),
+            excluded=list(landed.excluded),
+            rebuilt=landed.rebuilt,
+            retries=landed.retries,
+            **facts,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Of a watchdog's tick (SC-12.56)."""
+        counters = self.transfer.counters
+        return {
+            "refit/count": counters.landed,
+            "refit/failures": counters.failures,
+            "refit/retries": counters.retries,
+            "refit/rebuilds": counters.rebuilds,
+            "refit/excluded_shards": counters.excluded_shards,
+            "refit/deadline_fired": counters.deadline_fired,
+            "refit/in_recovery": float(self.fleet.recovering),
+        }
 
     async def _drain(self) -> None:
-        """Let registered rollouts finish, within the bound (SC-6.20, 6.21)."""
+        """Let registered rollouts finish, within the bound (SC-6.20, 6.21).
+
+        While no shard serves, those that wait for one cannot: only the refit lets them go on (SC-6.24).
+        """
         if self.settings.in_flight or not self.rollout.inflight:
             return
-        running = [attempt.ended.wait() for attempt in self.rollout.inflight.values()]
+        self.busy.for_seconds(self.settings.drain_timeout_seconds)
+        ended = asyncio.gather(*(attempt.ended.wait() for attempt in self.rollout.inflight.values()))
+        silent = asyncio.ensure_future(self.fleet.changed.until(lambda: self.fleet.silent))
         try:
-            async with asyncio.timeout(self.settings.drain_timeout_seconds):
-                await asyncio.gather(*running)
-        except TimeoutError:
-            self.drain_timeouts += 1
-            left = list(self.rollout.inflight.values())
-            self.observer.event("drain_timeout", left=len(left), action=self.settings.drain_timeout_action)
-            if self.settings.drain_timeout_action == "abort":
-                await self.rollout.abort(left, grace_seconds=self.settings.abort_grace_seconds)
+            done, _ = await asyncio.wait(
+                [ended, silent],
+                timeout=self.settings.drain_timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            silent.cancel()
+            ended.cancel()
+        if done:
+            return
+        self.drain_timeouts += 1
+        left = list(self.rollout.inflight.values())
+        self.observer.event("drain_timeout", left=len(left), action=self.settings.drain_timeout_action)
+        if self.settings.drain_timeout_action == "abort":
+            await self.rollout.abort(left, grace_seconds=self.settings.abort_grace_seconds)

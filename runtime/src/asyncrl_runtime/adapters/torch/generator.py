@@ -81,7 +81,7 @@ class TorchGenerator:
         """Its one process answers."""
         await self.probe()
 
-    async def ended(self) -> str:
+    async def until_ended(self) -> str:
         """Wait for the end of the process that runs now."""
         if self._worker is None:
             return "it was not started"

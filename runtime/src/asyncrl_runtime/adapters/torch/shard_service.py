@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import torch
 
 from asyncrl_runtime.adapters.torch.engine import Engine, Output, Request
 from asyncrl_runtime.adapters.torch.errors import EngineFailure
-from asyncrl_runtime.adapters.torch.loading import build_model
+from asyncrl_runtime.adapters.torch.loading import build_model, resolve_device
+from asyncrl_runtime.adapters.torch.precision import check_precision
 from asyncrl_runtime.adapters.torch.settings import EngineSettings
 from asyncrl_runtime.adapters.torch.weight_buffers import WeightReader
 from asyncrl_runtime.adapters.workers import Deferred
@@ -22,7 +24,9 @@ class ShardService:
     def __init__(self, settings: EngineSettings) -> None:
         """Build model and engine, and run both once so that the first request is as fast as the next."""
         torch.set_num_threads(settings.num_threads)
-        model = build_model(settings.model)
+        asked = settings.model
+        check_precision(asked.dtype, resolve_device(asked.device), "spec.model.dtype")
+        model = build_model(asked)
         model.requires_grad_(False)
         decode_text = None
         if settings.decoder is not None:
@@ -33,6 +37,9 @@ class ShardService:
         self._failure: EngineFailure | None = None
         self._open: set[Deferred] = set()
         self._work = asyncio.Event()
+        self._whole = True
+        """False after a load that failed: nothing is generated until one succeeds."""
+
         self._engine.warm_up()
         self._loop_task = asyncio.get_running_loop().create_task(self._run())
 
@@ -54,7 +61,7 @@ class ShardService:
     def probe(self) -> ShardState:
         """The engine's counters. Raises `EngineFailure` once the engine has failed."""
         self._check()
-        return self._engine.state
+        return replace(self._engine.state, busy=self._whole and self._engine.busy)
 
     def invalidate_kv_cache(self) -> None:
         """Compute the cache of running requests again."""
@@ -66,11 +73,15 @@ class ShardService:
         self._weights.attach(paths, layout)
 
     def load_weights(self, version: int, buffer: int, checksum: str) -> float:
-        """Copy the buffer's weights in; returns the seconds that running requests waited."""
+        """Copy the buffer's weights in; returns the seconds that running requests waited.
+
+        After a copy that is not whole the engine stands still until the next one is.
+        """
         began = time.perf_counter()
-        self._engine.version = -1  # until the copy is known to be whole
+        self._whole, self._engine.version = False, -1
         self._weights.load(buffer, checksum)
-        self._engine.version = version
+        self._whole, self._engine.version = True, version
+        self._work.set()
         return time.perf_counter() - began
 
     def weights_digest(self) -> str:
@@ -86,7 +97,7 @@ class ShardService:
         engine = self._engine
         try:
             while True:
-                if engine.busy:
+                if engine.busy and self._whole:
                     engine.step()
                     await asyncio.sleep(0)
                 else:

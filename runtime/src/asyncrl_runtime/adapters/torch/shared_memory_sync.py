@@ -12,8 +12,14 @@ from typing import Any, Protocol
 
 from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.workers import WorkerProcess
-from asyncrl_runtime.core.errors import RefitAborted, WorkerDied
-from asyncrl_runtime.ports.weight_sync import TransferReport
+from asyncrl_runtime.core.errors import (
+    DeadlinePassed,
+    RefitAborted,
+    RefitIncomplete,
+    TrainerFailure,
+    WorkerDied,
+)
+from asyncrl_runtime.ports.weight_sync import Reconciled, TransferReport
 
 _PREFIX = "asyncrl-weights-"
 
@@ -26,20 +32,16 @@ class Member(Protocol):
 
     @property
     def worker(self) -> WorkerProcess:
-        """Its process."""
-        ...
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
+        """Its process. Raises `WorkerDied` when there is none."""
         ...
 
 
 class SharedMemorySync:
     """Implements `WeightSync` between a trainer's process and shards of the same machine.
 
-    The buffers' files are unlinked as soon as everyone has mapped them, so nothing stays behind whatever
-    ends the processes. When a member's process is new, buffers are made and mapped again.
+    Each receiver copies on its own and acknowledges a digest, so a receiver that ends, freezes or reads
+    something else never makes another one's weights doubtful. The buffers' files are unlinked as soon as
+    everyone has mapped them, so nothing stays behind whatever ends the processes.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class SharedMemorySync:
         *,
         bound: Bound = Bound(),  # noqa: B008 - immutable
     ) -> None:
-        """`members` are asked for at each sync; those whose process has ended are left out.
+        """`members` are all shards, present or not.
 
         `bound` limits each of the two halves of a transfer: publishing, and loading in the shards.
         """
@@ -57,91 +59,144 @@ class SharedMemorySync:
         self._trainer = trainer
         self._members = members
         self._bound = bound
-        self._attached: frozenset[tuple[str, int | None]] = frozenset()
+        self._absent: frozenset[int] = frozenset()
+        self._receivers: list[Member] = []
+        self._attached: dict[int, tuple[object, ...]] = {}
+        """Process of each receiver that has mapped the buffers, with the trainer's."""
+
+        self._unattached: dict[int, BaseException] = {}
+        """Why the other receivers have not."""
+
+        self._builds = 0
 
     async def init_communicator(self) -> None:
-        """Map the buffers in the trainer and every live member. Raises `RefitAborted` when one cannot."""
-        await self._attach(self._alive(), version=-1)
+        """Map the buffers in the trainer and every shard. Raises `RefitAborted` when one cannot."""
+        await self._build(frozenset())
+
+    async def reconcile(self, absent: frozenset[int], *, force: bool = False) -> Reconciled:
+        """See `WeightSync`. A shard that ends or freezes meanwhile fails the next transfer."""
+        if not force and absent == self._absent and not self._unattached and self._is_current(absent):
+            return "unchanged"
+        await self._build(absent)
+        return "rebuilt"
 
     async def sync_weights(
         self, version: int, *, kv_scales: Mapping[str, float] | None = None
     ) -> TransferReport:
-        """Publish, then load in every live member between two tokens; see `WeightSync`."""
+        """Publish, then load in every receiver between two tokens; see `WeightSync`."""
         if kv_scales is not None:
             raise ValueError("the shared-memory transport carries no KV-cache scales; use another backend")
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        members = self._alive()
-        if not self._processes(members) <= self._attached:
-            members = await self._attach(members, version)
-        try:
-            buffer, size, checksum = await self._call(self._trainer(), "publish_weights")
-        except Exception as problem:
-            raise RefitAborted(version, f"the trainer could not publish them: {problem}") from problem
-        landed = await self._all(members, version, "load_weights", version, buffer, checksum)
+        began, build = loop.time(), self._builds
+        buffer, size, checksum = await self._ask_trainer("publish_weights", version=version)
+        if build != self._builds:
+            raise RefitAborted(version, "its buffers were replaced while it was under way")
+        receivers = [member for member in self._receivers if member.index not in self._unattached]
+        pauses, failed = await self._all(receivers, "load_weights", version, buffer, checksum)
+        failed |= self._unattached
+        if failed or not pauses:
+            raise RefitIncomplete(
+                version,
+                self._told(failed) or "no shard is left",
+                acknowledged=tuple(pauses),
+                died=tuple(index for index, error in failed.items() if isinstance(error, WorkerDied)),
+            ) from next(iter(failed.values()), None)
         self.is_stale = False
         return TransferReport(
             version=version,
-            participants=tuple(member.index for member, _ in landed),
+            participants=tuple(pauses),
             bytes=size,
             seconds=loop.time() - began,
-            pause_seconds={member.index: pause for member, pause in landed},
+            pause_seconds=pauses,
         )
+
+    def stand_down(self) -> None:
+        """Nothing to do: receivers are asked one by one, and nobody waits for an ended one."""
 
     async def shutdown(self) -> None:
         """Forget the buffers; the processes' mappings end with them. Idempotent."""
-        self._attached = frozenset()
+        self._receivers, self._attached = [], {}
 
-    def _alive(self) -> list[Member]:
-        return [member for member in self._members() if member.alive]
+    # ── membership ──────────────────────────────────────────────────────────────────────────────────
 
-    def _processes(self, members: Sequence[Member]) -> frozenset[tuple[str, int | None]]:
+    def _is_current(self, absent: frozenset[int]) -> bool:
+        present = [member for member in self._members() if member.index not in absent]
+        return self._attached == self._processes(present)
+
+    def _processes(self, members: Sequence[Member]) -> dict[int, tuple[object, ...]]:
         trainer = self._trainer()
-        return frozenset({(trainer.name, trainer.pid), *((m.name, m.worker.pid) for m in members)})
+        return {member.index: (trainer, _worker_of(member)) for member in members}
 
-    async def _attach(self, members: Sequence[Member], version: int) -> list[Member]:
-        """Members that have mapped the buffers: those that did not end meanwhile."""
+    async def _build(self, absent: frozenset[int]) -> None:
+        """Make buffers, and map them in every receiver that answers."""
+        self._builds += 1
         directory = _shared_directory()
         _sweep(directory)
         stem = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         paths = tuple(str(directory / f"{stem}-{number}") for number in range(2))
+        receivers = [member for member in self._members() if member.index not in absent]
+        processes = self._processes(receivers)
         try:
-            try:
-                layout = await self._call(self._trainer(), "create_weight_buffers", paths)
-            except Exception as problem:
-                raise RefitAborted(version, f"the trainer could not make buffers: {problem}") from problem
-            attached = await self._all(members, version, "attach_weights", paths, layout)
+            layout = await self._ask_trainer("create_weight_buffers", paths, version=-1)
+            attached, failed = await self._all(receivers, "attach_weights", paths, layout)
         finally:
             for path in paths:
                 Path(path).unlink(missing_ok=True)
-        members = [member for member, _ in attached]
-        self._attached = self._processes(members)
-        return members
+        others = {
+            i: error for i, error in failed.items() if not isinstance(error, WorkerDied | DeadlinePassed)
+        }
+        if others:
+            raise RefitAborted(-1, self._told(others)) from next(iter(others.values()))
+        self._absent, self._receivers, self._unattached = absent, receivers, failed
+        self._attached = {index: processes[index] for index in attached}
+
+    # ── calls ───────────────────────────────────────────────────────────────────────────────────────
 
     async def _all(
-        self, members: Sequence[Member], version: int, method: str, *args: object
-    ) -> list[tuple[Member, Any]]:
-        """Answers by member, without those whose process ended: their requests fail by themselves.
-
-        Raises RefitAborted when another member failed, or none is left.
-        """
-        calls = (self._call(member.worker, method, *args) for member in members)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        pairs = list(zip(members, answers, strict=True))
-        failed = [(member, answer) for member, answer in pairs if isinstance(answer, BaseException)]
-        others = [answer for _, answer in failed if not isinstance(answer, WorkerDied)]
-        if others or len(failed) == len(pairs):
-            problem = "; ".join(
-                str(answer) if str(answer).startswith(member.name) else f"{member.name}: {answer}"
-                for member, answer in failed
+        self, members: Sequence[Member], method: str, *args: object
+    ) -> tuple[dict[int, Any], dict[int, BaseException]]:
+        """Answers and failures by shard."""
+        calls = (self._ask(member, method, *args) for member in members)
+        answers = dict(
+            zip(
+                (member.index for member in members),
+                await asyncio.gather(*calls, return_exceptions=True),
+                strict=True,
             )
-            raise RefitAborted(version, problem or "no shard is left") from next(iter(others), None)
-        return [(member, answer) for member, answer in pairs if not isinstance(answer, BaseException)]
+        )
+        failed = {index: answer for index, answer in answers.items() if isinstance(answer, BaseException)}
+        return {index: answer for index, answer in answers.items() if index not in failed}, failed
+
+    async def _ask(self, member: Member, method: str, *args: object) -> Any:
+        return await self._call(member.worker, method, *args)
+
+    async def _ask_trainer(self, method: str, *args: object, version: int) -> Any:
+        """A trainer that ended or failed ends the run; a silent one may have cut the transfer off."""
+        try:
+            return await self._call(self._trainer(), method, *args)
+        except DeadlinePassed as silence:
+            raise RefitAborted(version, str(silence)) from silence
+        except Exception as problem:
+            raise TrainerFailure(method, str(problem)) from problem
 
     async def _call(self, worker: WorkerProcess, method: str, *args: object) -> Any:
         return await worker.call(
             method, *args, deadline_seconds=self._bound.seconds, setting=self._bound.setting
         )
+
+    def _told(self, failed: Mapping[int, BaseException]) -> str:
+        names = {member.index: member.name for member in self._members()}
+        return "; ".join(
+            str(error) if str(error).startswith(names[index]) else f"{names[index]}: {error}"
+            for index, error in failed.items()
+        )
+
+
+def _worker_of(member: Member) -> WorkerProcess | None:
+    try:
+        return member.worker
+    except WorkerDied:
+        return None
 
 
 def _shared_directory() -> Path:
