@@ -17,7 +17,8 @@ class Wakeup:
     count: int = 0
     """Notifications so far; compare to see whether anything changed in between."""
 
-    _waiting: set[asyncio.Future[None]] = field(default_factory=set, init=False)
+    _waiting: dict[asyncio.Future[None], None] = field(default_factory=dict, init=False)
+    """In the order in which they came: who waited first looks first."""
 
     def notify(self) -> None:
         """Wake every waiter."""
@@ -40,11 +41,11 @@ class Wakeup:
 
     async def _next(self) -> None:
         future = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
+        self._waiting[future] = None
         try:
             await future
         finally:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
 
 
 @dataclass(slots=True, eq=False)
