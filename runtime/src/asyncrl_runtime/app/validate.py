@@ -20,11 +20,15 @@ _DIGIT_SYMBOLS, _TEXT_SYMBOLS = 16, 98
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes per copy of the policy; None where weights would have to be read first."""
+    """Bytes of the policy in its processes; None where weights would have to be read first."""
 
     parameters: int
     model_bytes: int
-    optimizer_bytes: int
+    """Of one shard."""
+
+    trainer_bytes: int
+    """Weights, gradients and two moments in float32, and the reference's weights if there is one."""
+
     kv_cache_bytes: int
     """Of one shard with every slot of the buffer's rows full."""
 
@@ -91,11 +95,12 @@ def model_sizes(spec: JobSpec) -> Sizes | None:
     bias = width + 2 * kv_width if init.architecture == "qwen2" else 0
     layer = 2 * width * width + 2 * width * kv_width + bias + 3 * width * inner + 2 * width
     parameters = vocabulary * width * (1 if init.tie_word_embeddings else 2) + layers * layer + width
-    model, training = _BYTES[spec.model.dtype], _BYTES[spec.training.precision or spec.model.dtype]
+    model = _BYTES[spec.model.dtype]
+    copies = 4 if Derived(spec).skips_reference_logprobs else 5
     rows = spec.async_rl.max_inflight_prompts * Derived(spec).num_generations_per_prompt
     per_shard = -(-rows // spec.generation.shards)
     kv_bytes = 2 * layers * kv_width * model * spec.model.max_total_sequence_length * per_shard
-    return Sizes(parameters, parameters * model, parameters * (2 * 4 + training), kv_bytes)
+    return Sizes(parameters, parameters * model, parameters * copies * 4, kv_bytes)
 
 
 def _steps(spec: JobSpec, facts: Derived) -> str:
@@ -113,8 +118,8 @@ def _steps(spec: JobSpec, facts: Derived) -> str:
 
 def _memory(sizes: Sizes) -> str:
     return (
-        f"model {_size(sizes.model_bytes)} per shard and trainer, optimizer and gradients "
-        f"{_size(sizes.optimizer_bytes)}, KV cache up to {_size(sizes.kv_cache_bytes)} per shard"
+        f"model {_size(sizes.model_bytes)} per shard, weights, gradients and optimizer of the trainer "
+        f"{_size(sizes.trainer_bytes)}, KV cache up to {_size(sizes.kv_cache_bytes)} per shard"
     )
 
 
