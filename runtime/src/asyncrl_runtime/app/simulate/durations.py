@@ -96,8 +96,7 @@ def read_duration(option: str, text: str) -> Distribution:
     if word == "constant" and "=" not in rest:
         stripped = f"constant:seconds={rest}"
     usages = {name: usage for name, (_, usage) in WORDS.items()}
-    phrase = read_phrase(option, stripped, {**usages, "trace": TRACE})
-    phrase.text = text
+    phrase = read_phrase(option, stripped, {**usages, "trace": TRACE}, shown=text)
     draw = WORDS[phrase.word][0](phrase)
     phrase.done()
     return Distribution(text, draw)

@@ -137,7 +137,7 @@ class GroupRollouts:
     work: Work
     generation_timeout_seconds: float | None
     completions: tuple[Completion, ...]
-    running: set[GroupFuture] = field(default_factory=set, init=False)
+    running: dict[GroupFuture, None] = field(default_factory=dict, init=False)
 
     def roll_group(
         self,
@@ -155,7 +155,7 @@ class GroupRollouts:
             self.work.dispatched(plan.longest)
         future = GroupFuture(loop=loop)
         future.plan, future.started, future.stop = plan, loop.time(), self._cancelled
-        self.running.add(future)
+        self.running[future] = None
         seconds, failure = self._end(plan, group_id, attempt)
         future.timer = None
         if seconds is None:
@@ -184,17 +184,17 @@ class GroupRollouts:
         return (None if seconds == float("inf") else seconds), failure
 
     def _finish(self, future: GroupFuture, prompt: Prompt, group_id: str) -> None:
-        self.running.discard(future)
+        self.running.pop(future, None)
         self.work.finished(group_id, future.plan.total, future.plan.longest)
         future.set_result(GroupRecord(prompt, self.completions))
 
     def _fail(self, future: GroupFuture, failure: Exception) -> None:
-        self.running.discard(future)
+        self.running.pop(future, None)
         self.work.failed(self._spent(future))
         future.set_exception(failure)
 
     def _cancelled(self, future: GroupFuture) -> None:
-        self.running.discard(future)
+        self.running.pop(future, None)
         if future.timer is not None:
             future.timer.cancel()
         self.work.aborted(self._spent(future))

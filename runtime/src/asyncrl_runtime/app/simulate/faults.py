@@ -49,7 +49,28 @@ class Scenario:
     train_step_probability: float = 0.0
     """That a train step fails before its update."""
 
+    refit_probability: float = 0.0
+    """That a weight transfer is cut off at its end."""
+
     shards: tuple[ShardFault, ...] = ()
+    restart_seconds: float = 60.0
+    """Of the start of a new engine, where the job restarts dead shards."""
+
+    @property
+    def touches_shards(self) -> bool:
+        """Single shards matter, so requests are served one by one."""
+        return bool(self.shards) or self.refit_probability > 0
+
+    @property
+    def longest_fault_seconds(self) -> float:
+        """How long a shard that comes back is away at most."""
+        spans = [fault.for_seconds for fault in self.shards if fault.for_seconds < math.inf]
+        return max([self.restart_seconds if self.shards else 0.0, *spans])
+
+    @property
+    def slowest_factor(self) -> float:
+        """By which a shard may take longer."""
+        return math.prod(max(1.0, fault.factor) for fault in self.shards)
 
     @property
     def is_calm(self) -> bool:
@@ -79,7 +100,14 @@ def _train_step(phrase: Phrase, scenario: Scenario) -> Scenario:
     return replace(scenario, train_step_probability=probability)
 
 
+def _refit(phrase: Phrase, scenario: Scenario) -> Scenario:
+    probability = _either(scenario.refit_probability, phrase.number("probability", most=1))
+    return replace(scenario, refit_probability=probability)
+
+
 def _death(phrase: Phrase, scenario: Scenario) -> Scenario:
+    if phrase.has("restart"):
+        scenario = replace(scenario, restart_seconds=phrase.number("restart"))
     return _with_shard(scenario, _shard_fault(phrase, "die"))
 
 
@@ -122,8 +150,8 @@ WORDS: dict[str, tuple[Callable[[Phrase, Scenario], Scenario], str, str]] = {
     "hang": (_hang, "hang:probability=0.001", "a completion never ends"),
     "shard-death": (
         _death,
-        "shard-death:shard=0,at=600 or shard-death:every=3600",
-        "a shard ends, and its requests fail",
+        "shard-death:shard=0,at=600 or shard-death:every=3600, with restart=60 for the start of a new engine",
+        "a shard ends, and its requests fail (spec.asyncRL.generationFleetHealth.onDeadShard)",
     ),
     "shard-freeze": (
         _freeze,
@@ -134,6 +162,11 @@ WORDS: dict[str, tuple[Callable[[Phrase, Scenario], Scenario], str, str]] = {
         _slow,
         "shard-slow:shard=0,factor=3, with at=600 and for=120 if not always",
         "a shard takes longer, by a factor",
+    ),
+    "refit-error": (
+        _refit,
+        "refit-error:probability=0.01",
+        "a weight transfer is cut off at its end (spec.asyncRL.refit.maxRetries)",
     ),
     "train-step-error": (
         _train_step,

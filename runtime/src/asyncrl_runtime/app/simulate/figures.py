@@ -50,6 +50,9 @@ class Figures:
     """Mean duration of trained groups over that of dispatched ones; below 1 long answers are lost."""
 
     steps: int
+    last_step: int
+    """Steps completed, the warm-up included."""
+
     groups_trained: int
     groups_discarded: int
     groups_dropped: int
@@ -113,9 +116,10 @@ def figures_of(simulation: Simulation) -> Figures:
         failed_percent=_percent(_ratio(totals.failed, work)),
         length_bias_ratio=_rounded(_ratio(trained, dispatched), 4),
         steps=totals.steps,
+        last_step=simulation.work.totals.steps,
         groups_trained=totals.trained_groups,
         groups_discarded=totals.discarded_groups,
-        groups_dropped=simulation.parts.ledger.dropped,
+        groups_dropped=totals.dropped_groups,
         attempts_aborted=totals.aborted_attempts,
         attempts_failed=totals.failed_attempts,
         simulated_seconds=round(seconds, 3),

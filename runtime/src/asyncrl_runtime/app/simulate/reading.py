@@ -76,7 +76,7 @@ def _in_order(result: Result) -> str | None:
         return None
     return (
         f"{result.setting.name} waits for the slowest group of each step: the trainer idles {over:.0f} "
-        "points more than generation makes necessary. Widen its window, or leave it for ready_first or windowed."
+        "points more than generation makes necessary. Widen its window, or use ready_first or windowed."
     )
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from tempfile import gettempdir
 from typing import cast
 
+from pydantic import BaseModel
+
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import JobSpec
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
-from asyncrl_runtime.adapters.scripted import ScriptedEnvironment, ScriptedSource, ScriptedTokenizer
+from asyncrl_runtime.adapters.scripted import (
+    ScriptedEnvironment,
+    ScriptedSource,
+    ScriptedSync,
+    ScriptedTokenizer,
+)
 from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
 from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.app.simulate.durations import Distribution, Series
@@ -28,7 +36,7 @@ from asyncrl_runtime.app.simulate.engines import (
 )
 from asyncrl_runtime.app.simulate.faults import Scenario
 from asyncrl_runtime.app.simulate.script import RolloutScript
-from asyncrl_runtime.app.simulate.shards import FaultPump, SimulatedShard, SimulatedSync, WatchedRollouts
+from asyncrl_runtime.app.simulate.shards import FaultPump, SimulatedShard, StallGuard, WatchedRollouts
 from asyncrl_runtime.app.simulate.work import Totals, Work
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.ports.metrics import MetricRecord
@@ -37,8 +45,13 @@ from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.supervisor import supervise
 from asyncrl_runtime.pumps.train import RunEnd
 
-TRAIN, REFIT, TRAIN_FAULTS = 2, 3, 4
+TRAIN, REFIT, TRAIN_FAULTS, REFIT_FAULTS = 2, 3, 4, 5
 """Streams of random numbers beside those of the rollouts."""
+
+UNIFORM = Distribution("", lambda rng, shape: rng.random(shape))
+
+PATIENCE = 10
+"""A run has stalled when nothing moved for so many times what takes longest."""
 
 ENDLESS_BATCHES = 64
 """Dispatch batches of an epoch where the data do not end."""
@@ -88,7 +101,7 @@ class SimulatedParts(Parts):
         shards = cast(list[SimulatedShard], self.shards)
         watched = WatchedRollouts(manager=manager, script=self.script, work=self.work, shards=shards)
         for shard in shards:
-            shard.ended = watched.ended
+            shard.ended_request = watched.ended
         return watched
 
 
@@ -113,8 +126,8 @@ class Simulation:
     """Told about every step."""
 
     work: Work = field(default_factory=Work, init=False)
-    _warm: Callable[[], Totals] = field(default=Totals, init=False)
-    """Sums at the end of the warm-up."""
+    _warm: Callable[[], Totals] | None = field(default=None, init=False)
+    """Sums at the end of the warm-up; None within it."""
 
     _last: Callable[[], Totals] = field(default=Totals, init=False)
     """Sums at the end of the last step."""
@@ -124,31 +137,49 @@ class Simulation:
     async def run(self) -> RunEnd:
         """From the first prompt to the end, on the running loop's clock."""
         parts = self.parts = self._connect()
-        beside = {"rollout": parts.rollout.run()}
-        if self.scenario.shards:
-            pump = FaultPump(
-                shards=cast(list[SimulatedShard], parts.shards),
-                faults=self.scenario.shards,
-                seed=self.seed,
-                steps=lambda: parts.progress.steps,
-                stall_seconds=self.spec.async_rl.stall_watchdog.stall_timeout_seconds,
-            )
-            beside["faults"] = pump.run()
+        beside: dict[str, Coroutine[None, None, object]] = {"rollout": parts.rollout.run()}
+        if self.by_request_now:
+            beside = {"faults": self._faults(parts).run(), "stall": self._guard(parts).run(), **beside}
         with calm_collector():
             await parts.refit.run()
             return await supervise(parts.train.run(), beside)
 
+    def _faults(self, parts: SimulatedParts) -> FaultPump:
+        shards = cast(list[SimulatedShard], parts.shards)
+        return FaultPump(shards=shards, faults=self.scenario.shards, seed=self.seed)
+
+    def _guard(self, parts: SimulatedParts) -> StallGuard:
+        """Waits longer than anything that ends takes."""
+        scenario, stall = self.scenario, self.spec.async_rl.stall_watchdog.stall_timeout_seconds
+
+        def bound() -> float:
+            longest = parts.script.longest_seconds * scenario.slowest_factor + scenario.longest_fault_seconds
+            return max(stall, PATIENCE * longest)
+
+        return StallGuard(
+            moved=lambda: parts.rollout.counters.committed + parts.progress.steps, bound_seconds=bound
+        )
+
+    @property
+    def by_request_now(self) -> bool:
+        """Whether requests are served one by one."""
+        return self.scenario.touches_shards if self.by_request is None else self.by_request
+
     @property
     def measured(self) -> Totals:
-        """Sums from the end of the warm-up to that of the last step."""
-        return self._last().minus(self._warm())
+        """Sums from the end of the warm-up, if there is one, to that of the last step."""
+        if self.warm_up_steps == 0:
+            return self._last()
+        return Totals() if self._warm is None else self._last().minus(self._warm())
 
     # ── what happens ────────────────────────────────────────────────────────────────────────────────
 
     def event(self, kind: str, **facts: object) -> None:
-        """Keep the account of groups that are thrown away."""
+        """Keep the account of groups that are thrown away or given up."""
         if kind == "group_evicted":
             self.work.discarded(str(facts["group"]))
+        elif kind == "prompt_dropped":
+            self.work.totals.dropped_groups += 1
 
     def log(self, record: MetricRecord) -> None:
         """Metrics come with the end of a step."""
@@ -176,9 +207,8 @@ class Simulation:
         script = RolloutScript(
             self.durations.generation, self.scenario, facts.num_generations_per_prompt, self.seed
         )
-        by_request = bool(self.scenario.shards) if self.by_request is None else self.by_request
         shards = [
-            SimulatedShard(index=index, script=script, ended=lambda attempt, seconds: None)
+            SimulatedShard(index=index, script=script, start_seconds=self.scenario.restart_seconds)
             for index in range(spec.generation.shards)
         ]
         plane, buffer = RowlessPlane(), ReplayBuffer(facts.buffer_size)
@@ -191,18 +221,18 @@ class Simulation:
             sampler=build_sampler(spec, buffer),
             shards=list(shards),
             trainer=self._trainer(plane, facts),
-            sync=SimulatedSync(shards=shards, seconds=self._series(self.durations.refit, REFIT)),
+            sync=self._sync(shards),
             advantages=SimulatedAdvantages(),
             max_steps=clamped_steps(spec, prompts),
             script=script,
             work=self.work,
-            by_request=by_request,
+            by_request=self.by_request_now,
         )
 
     def _spec(self) -> JobSpec:
         """Without checkpoints, prompts in order; without an end of the data unless they were given a size."""
         spec, facts = self.spec, Derived(self.spec)
-        changes = {
+        changes: dict[str, BaseModel] = {
             "checkpointing": spec.checkpointing.model_copy(update={"enabled": False}),
             "data": spec.data.model_copy(update={"shuffle": False}),
         }
@@ -227,7 +257,7 @@ class Simulation:
         )
 
     def _trainer(self, plane: RowlessPlane, facts: Derived) -> SimulatedTrainer:
-        faults = Series(Distribution("", lambda rng, shape: rng.random(shape)), (self.seed, TRAIN_FAULTS))
+        faults = self._series(UNIFORM, TRAIN_FAULTS)
         grpo = self.spec.algorithm.grpo
         return SimulatedTrainer(
             plane=plane,
@@ -237,6 +267,15 @@ class Simulation:
             step_seconds=self._series(self.durations.training, TRAIN),
             version=lambda: self.parts.versions.trainer,
             groups_per_step=facts.num_prompts_per_step * (grpo.policy_epochs_per_step if grpo else 1),
+        )
+
+    def _sync(self, shards: Sequence[SimulatedShard]) -> ScriptedSync:
+        faults, transfers = self._series(UNIFORM, REFIT_FAULTS), count()
+        return ScriptedSync(
+            shards=shards,
+            seconds=self._series(self.durations.refit, REFIT),
+            failing=lambda version: faults(next(transfers)) < self.scenario.refit_probability,
+            deadline_seconds=self.spec.async_rl.refit.deadline_seconds,
         )
 
     def _series(self, distribution: Distribution, stream: int) -> Series:

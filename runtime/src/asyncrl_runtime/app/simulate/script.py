@@ -74,6 +74,9 @@ class RolloutScript:
     scenario: Scenario
     generations: int
     seed: int
+    longest_seconds: float = field(default=0.0, init=False)
+    """Of the completions drawn so far, without those that hang."""
+
     _chunks: dict[tuple[int, int], list[GroupPlan]] = field(default_factory=dict, init=False)
 
     def plan(self, ref: PromptRef, attempt: int) -> GroupPlan:
@@ -93,6 +96,7 @@ class RolloutScript:
     def _draw(self, rng: np.random.Generator, groups: int) -> list[GroupPlan]:
         shape = (groups, self.generations)
         seconds = self.distribution.draw(rng, shape)
+        self.longest_seconds = max(self.longest_seconds, float(seconds.max()))
         faults: list[dict[int, Fault] | None] = [None] * groups
         scenario = self.scenario
         if scenario.touches_rollouts:

@@ -6,34 +6,36 @@ import asyncio
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from asyncrl_runtime.adapters.scripted import ScriptedGenerator
 from asyncrl_runtime.app.simulate.faults import ShardFault
 from asyncrl_runtime.app.simulate.script import GroupPlan, RolloutScript
 from asyncrl_runtime.app.simulate.work import Work
 from asyncrl_runtime.core.errors import RolloutFailure, RunError, WorkerDied
 from asyncrl_runtime.core.records import GroupRecord, Prompt, PromptRef
-from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult, Sampling, ShardState
-from asyncrl_runtime.ports.weight_sync import TransferReport
+from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult, Sampling
 from asyncrl_runtime.pumps.rollouts import RolloutManager
+from asyncrl_runtime.pumps.wakeup import Wakeup
 
 REQUEST = re.compile(r"(e(\d+)p(\d+)_a(\d+))_g(\d+)_t0")
 
 
 @dataclass(eq=False)
 class SimulatedStall(RunError):
-    """Nothing moves any more but the scenario's own clock."""
+    """Nothing moves any more but clocks."""
 
     seconds: float
     bound: float
 
     def __str__(self) -> str:
         return (
-            f"at {self.seconds:g} s no step had been completed for {self.bound:g} s "
-            "(spec.asyncRL.stallWatchdog.stallTimeoutSeconds): a hung rollout or a shard holds the run up; "
-            "set spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds"
+            f"until {self.seconds:g} s no group had been committed for {self.bound:g} s: a rollout or a "
+            "shard that never ends holds the run up; set "
+            "spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds, or let the fleet's health be "
+            "watched (spec.asyncRL.generationFleetHealth.enabled)"
         )
 
 
@@ -51,84 +53,73 @@ class Served:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SimulatedShard:
+class SimulatedShard(ScriptedGenerator):
     """Serves any number of requests, each at the shard's pace: 1 / factor, or 0 while it is frozen."""
 
-    index: int
+    seconds: Callable[[GenerationRequest], float] = lambda request: 0.0
     script: RolloutScript
-    ended: Callable[[str, float], None]
+    ended_request: Callable[[str, float], None] = lambda attempt, seconds: None
     """Told about a request's end: its attempt and the seconds that it was here."""
 
-    weight_version: int = -1
-    alive: bool = True
-    factor: float = 1.0
-    frozen: int = 0
-    """Freezes that are not over."""
+    factor: float = field(default=1.0, init=False)
+    served: dict[Served, None] = field(default_factory=dict, init=False)
+    """In the order in which they came, so that a run can be repeated."""
 
-    running: set[Served] = field(default_factory=set, init=False)
-    generated: int = field(default=0, init=False)
-    _thawed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _freezes: int = field(default=0, init=False)
+    _thawed: Wakeup = field(default_factory=Wakeup, init=False)
 
     async def start(self) -> None:
-        """Nothing to load."""
+        """A new engine is not frozen; it runs where the old one did, at the same pace."""
+        await ScriptedGenerator.start(self)
+        self._freezes = 0
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """Serve one completion, as planned."""
-        if not self.alive:
-            raise WorkerDied(f"shard {self.index}", None, "the scenario ended it (shard-death)")
+        self._check()
         attempt, plan, sibling = self._planned(request.request_id)
         loop = asyncio.get_running_loop()
         served = Served(plan.seconds[sibling], loop.time(), loop.time(), loop.create_future())
-        self.running.add(served)
+        self.served[served] = None
+        self._waits.add(served.done)
+        self.running += 1
         self._schedule(served)
         try:
             await served.done
         finally:
-            self.running.discard(served)
+            self.running -= 1
+            self.served.pop(served)
+            self._waits.discard(served.done)
             if served.timer is not None:
                 served.timer.cancel()
-            self.ended(attempt, loop.time() - served.began)
+            self.ended_request(attempt, loop.time() - served.began)
         failure = plan.failure(sibling, request.request_id)
         if failure is not None:
             raise failure
         self.generated += 1
         return GenerationResult((1,), (-1.0,), (self.weight_version,), "stop")
 
-    async def probe(self) -> ShardState:
-        """Answers at once, unless it is frozen."""
-        if not self.alive:
-            raise WorkerDied(f"shard {self.index}", None, "the scenario ended it (shard-death)")
-        await self.thawed()
-        return ShardState(self.weight_version, len(self.running), 0, self.generated, 0.0)
+    async def answer(self) -> None:
+        """Return while it lives, once it is not frozen. Raises WorkerDied."""
+        self._check()
+        while self.frozen:
+            await self._thawed.since(self._thawed.count)
+            self._check()
 
-    async def invalidate_kv_cache(self) -> None:
-        """Takes no time."""
-
-    async def close(self) -> None:
-        """Answer no more."""
-        self.die()
-
-    async def thawed(self) -> None:
-        """Return when it is not frozen, or dead."""
-        while self.alive and self.frozen:
-            await self._thawed.wait()
-
-    def die(self) -> None:
-        """End; what runs here fails."""
-        self.alive = False
-        self._thawed.set()
-        for served in list(self.running):
+    def die(self, reason: str = "the scenario ended it (shard-death)") -> None:
+        """End; running requests fail, in order."""
+        for served in self.served if self.alive else ():
             if not served.done.done():
-                death = WorkerDied(f"shard {self.index}", None, "the scenario ended it (shard-death)")
-                served.done.set_exception(death)
+                served.done.set_exception(WorkerDied(f"shard {self.index}", None, reason))
+        ScriptedGenerator.die(self, reason)
+        self._thawed.notify()
 
     def freeze(self) -> None:
         """Stand still."""
         self._change(1.0, 1)
 
     def thaw(self) -> None:
-        """One freeze is over."""
-        self._change(1.0, -1)
+        """One freeze is over; none is left of an engine that was started anew."""
+        self._change(1.0, -min(1, self._freezes))
 
     def slow(self, factor: float) -> None:
         """Take longer by a factor, on top of earlier ones."""
@@ -137,17 +128,16 @@ class SimulatedShard:
     def _change(self, factor: float, freezes: int) -> None:
         """Settle what was served at the old pace, then go on at the new one."""
         now = asyncio.get_running_loop().time()
-        for served in self.running:
+        for served in self.served:
             if not self.frozen:
                 served.left = max(0.0, served.left - (now - served.since) / self.factor)
             served.since = now
         self.factor *= factor
-        self.frozen += freezes
-        if self.frozen:
-            self._thawed.clear()
-        else:
-            self._thawed.set()
-        for served in self.running:
+        self._freezes += freezes
+        self.frozen = self._freezes > 0
+        if not self.frozen:
+            self._thawed.notify()
+        for served in self.served:
             self._schedule(served)
 
     def _schedule(self, served: Served) -> None:
@@ -214,40 +204,9 @@ class WatchedRollouts:
     def in_progress(self) -> Callable[[], float]:
         """Request-seconds so far of what runs now, and of the siblings of unfinished groups."""
         now = asyncio.get_running_loop().time()
-        running = sum(now - served.began for shard in self.shards for served in shard.running)
+        running = sum(now - served.began for shard in self.shards for served in shard.served)
         seconds = running + sum(self._spent.values())
         return lambda: seconds
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class SimulatedSync:
-    """Brings the shards to a version; a frozen shard holds the transfer up."""
-
-    shards: Sequence[SimulatedShard]
-    seconds: Callable[[int], float]
-    is_stale: bool = True
-
-    async def init_communicator(self) -> None:
-        """Nothing to connect."""
-
-    async def sync_weights(
-        self, version: int, *, kv_scales: Mapping[str, float] | None = None
-    ) -> TransferReport:
-        """Wait, then every shard that lives serves the version."""
-        if kv_scales is not None:
-            raise ValueError("simulated shards have no key-value scales")
-        seconds = self.seconds(version)
-        await asyncio.sleep(seconds)
-        for shard in self.shards:
-            await shard.thawed()
-        present = [shard for shard in self.shards if shard.alive]
-        for shard in present:
-            shard.weight_version = version
-        self.is_stale = False
-        return TransferReport(version, tuple(shard.index for shard in present), 0, seconds)
-
-    async def shutdown(self) -> None:
-        """Nothing to release."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -262,14 +221,9 @@ class FaultPump:
     shards: Sequence[SimulatedShard]
     faults: Sequence[ShardFault]
     seed: int
-    steps: Callable[[], int]
-    stall_seconds: float
-    """A run without a step for so long has stalled: repeated faults would keep its clock going for ever."""
-
-    _last: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     async def run(self) -> None:
-        """Return when every fault that happens once is over. Raises SimulatedStall."""
+        """Return when every fault that happens once is over."""
         async with asyncio.TaskGroup() as tasks:
             for number, fault in enumerate(self.faults):
                 tasks.create_task(self._play(fault, Random(f"{self.seed}/{number}")))
@@ -286,7 +240,6 @@ class FaultPump:
                 living = [shard for shard in self.shards if shard.alive]
                 if not living:
                     return
-                self._check_progress()
                 tasks.create_task(self._happen(fault, rng.choice(living)))
 
     async def _happen(self, fault: ShardFault, shard: SimulatedShard) -> None:
@@ -303,9 +256,23 @@ class FaultPump:
             await asyncio.sleep(fault.for_seconds)
             end()
 
-    def _check_progress(self) -> None:
-        now, steps = asyncio.get_running_loop().time(), self.steps()
-        if steps > self._last[0]:
-            self._last = (steps, now)
-        elif now - self._last[1] > self.stall_seconds:
-            raise SimulatedStall(now, now - self._last[1])
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StallGuard:
+    """Ends a run in which only clocks go on: repeated faults and probes would keep it going for ever.
+
+    Takes:      counts of what moves
+    Gives:      the end of the run, where they stand still for too long
+    Waits for:  its own clock
+    """
+
+    moved: Callable[[], int]
+    bound_seconds: Callable[[], float]
+
+    async def run(self) -> None:
+        """Never returns. Raises SimulatedStall."""
+        while True:
+            before, seconds = self.moved(), self.bound_seconds()
+            await asyncio.sleep(seconds)
+            if self.moved() == before:
+                raise SimulatedStall(asyncio.get_running_loop().time(), seconds)

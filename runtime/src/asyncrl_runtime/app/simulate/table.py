@@ -39,10 +39,13 @@ def show(results: Sequence[Result], lines: Sequence[str], *, preamble: str) -> N
 def _row(result: Result) -> tuple[str, ...]:
     figures = result.figures
     mark = f" {MARK}" if result.setting.is_manifest else ""
+    name = f"{result.setting.name}{mark}"
+    if result.outcome != "complete":
+        name += f" ({result.outcome} in step {figures.last_step + 1})"
     if not figures.steps:
-        return (result.setting.name + mark, result.outcome, *("-" for _ in HEADS[2:]))
+        return (name, *("-" for _ in HEADS[1:]))
     return (
-        result.setting.name + mark,
+        name,
         f"{figures.steps_per_hour:.1f}",
         _percent(figures.trainer_idle_percent),
         _percent(figures.shard_idle_percent),
@@ -90,7 +93,7 @@ def _rich(
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        table.add_row(*row, style="bold" if row[0].endswith(MARK) else None)
+        table.add_row(*row, style="bold" if MARK in row[0] else None)
     console.print(notes[0], markup=False, highlight=False)
     console.print(table)
     for line in [*notes[1:], *lines]:

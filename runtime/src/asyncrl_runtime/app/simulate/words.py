@@ -69,10 +69,13 @@ class Phrase:
         return OptionInvalid(self.option, self.text, problem)
 
 
-def read_phrase(option: str, text: str, usages: Mapping[str, str]) -> Phrase:
-    """Split a value and look its word up. Raises OptionInvalid naming the words that exist."""
+def read_phrase(option: str, text: str, usages: Mapping[str, str], *, shown: str | None = None) -> Phrase:
+    """Split a value and look its word up; messages show it as it was typed, if it was completed since.
+
+    Raises OptionInvalid naming the words that exist.
+    """
     word, _, rest = text.strip().partition(":")
-    phrase = Phrase(option, text, word.strip())
+    phrase = Phrase(option, text if shown is None else shown, word.strip())
     if phrase.word not in usages:
         raise phrase.invalid(f"{phrase.word!r} is no word of it; the words are {', '.join(usages)}")
     phrase.usage = usages[phrase.word]

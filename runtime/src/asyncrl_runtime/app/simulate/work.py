@@ -42,6 +42,7 @@ class Totals:
     trained_groups: int = 0
     trained_longest: float = 0.0
     discarded_groups: int = 0
+    dropped_groups: int = 0
     aborted_attempts: int = 0
     failed_attempts: int = 0
 
