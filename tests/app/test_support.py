@@ -33,7 +33,6 @@ ASKING = {
     "asyncRL.rolloutFailure.minValidRowFraction": {
         "asyncRL": {"rolloutFailure": {"minValidRowFraction": 0.5}}
     },
-    "asyncRL.generationFleetHealth.enabled": {"asyncRL": {"generationFleetHealth": {"enabled": True}}},
     "asyncRL.generationRouter.enabled": {"asyncRL": {"generationRouter": {"enabled": True}}},
     "asyncRL.refit.transport": {"asyncRL": {"refit": {"transport": "Gloo"}}},
     "dataPlane.backend": {"dataPlane": {"backend": "simple"}},

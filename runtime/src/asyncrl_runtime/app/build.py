@@ -142,7 +142,8 @@ class Parts:
             await ready.wait()
             await self.rollout.run()
 
-        return await supervise(train(), {"watchdog": self.watchdog.run(), "rollout": rollout()})
+        beside = {**wiring.fleet_pumps(self), "watchdog": self.watchdog.run(), "rollout": rollout()}
+        return await supervise(train(), beside)
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────
 

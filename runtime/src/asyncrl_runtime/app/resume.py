@@ -108,6 +108,8 @@ def _apply(parts: Parts, cut: Cut, plan: RestorePlan) -> None:
     parts.ledger.adopt(plan.ledger)
     parts.accounts.adopt(plan.accounts)
     parts.budgets.restore(cut.budgets)
+    if parts.fleet.ledger is not None:
+        parts.fleet.ledger.restore_counters(cut.fleet)
     for group in plan.ready:
         parts.buffer.restore(group)
     if plan.cursor is None:

@@ -59,10 +59,13 @@ def run_state(
 
 def _shard(parts: Parts, index: int) -> ShardView:
     shard = parts.shards[index]
+    ledger = parts.fleet.ledger
+    watched = None if ledger is None else ledger.shards[index]
+    unwatched_state = "HEALTHY" if shard.alive else "DEAD"
     return ShardView(
         index=index,
-        state="HEALTHY" if shard.alive else "DEAD",
-        weight_version=parts.versions.stamp,
+        state=unwatched_state if watched is None else watched.state.value,
+        weight_version=parts.versions.stamp if watched is None else watched.weight_version,
         pid=shard.worker.pid if shard.alive and hasattr(shard, "worker") else None,
         outstanding=parts.fleet.outstanding[index],
     )

@@ -65,12 +65,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "set it to 0",
     ),
     Unbuilt(
-        "asyncRL.generationFleetHealth.enabled",
-        lambda s: s.async_rl.generation_fleet_health.enabled,
-        "set it to false",
-        controller="under faults",
-    ),
-    Unbuilt(
         "asyncRL.generationRouter.enabled",
         lambda s: s.async_rl.generation_router.enabled,
         "set it to false",

@@ -280,6 +280,7 @@ def checkpointer(parts: Parts) -> Checkpointer:
         write_tokenizer=lambda path: outside.tokenizer.save(str(path)),
         claims=lambda: parts.train.claims,
         began=outside.began,
+        fleet_counters=parts.fleet.counters,
         busy=parts.busy,
     )
 

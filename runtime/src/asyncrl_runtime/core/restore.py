@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from asyncrl_runtime.core.drops import StepAccounts
@@ -55,6 +55,9 @@ class Cut:
 
     budgets: Mapping[str, int] = field(default_factory=dict)
     """Prompts given up so far, by budget (SC-8.33)."""
+
+    fleet: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Restart attempts by shard."""
 
     has_rollouts: bool = True
     """Index, ledger entries and rows are authoritative; False when the sampler cannot restore them."""

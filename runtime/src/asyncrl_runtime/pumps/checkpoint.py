@@ -102,6 +102,8 @@ class Checkpointer:
     began: float
     """Loop time at which the attempt started."""
 
+    fleet_counters: Callable[[], Mapping[str, Sequence[int]]] = dict
+
     busy: Busy = field(default_factory=Busy)
     saved: list[Saved] = field(default_factory=list)
     first_step: int = field(default=0, init=False)
@@ -208,6 +210,7 @@ class Checkpointer:
             ledger=self.ledger.to_json(),
             accounts=self.rollout.groups.accounts.to_json(),
             budgets=self.rollout.groups.budgets.to_json(),
+            fleet=self.fleet_counters(),
             index=index if recoverable else (),
             rolled_back_groups=len(claims) + self.buffer.restore_debt if recoverable else 0,
             has_rollouts=recoverable,

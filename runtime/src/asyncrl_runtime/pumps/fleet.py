@@ -267,6 +267,10 @@ class Fleet:
         self._released.discard(index)
         return self.ledger.restarting(index)
 
+    def counters(self) -> dict[str, list[int]]:
+        """What a checkpoint keeps."""
+        return {} if self.ledger is None else self.ledger.counters()
+
     # ── numbers ─────────────────────────────────────────────────────────────────────────────────────
 
     def metrics(self) -> dict[str, float]:
