@@ -23,6 +23,7 @@ from asyncrl_runtime.core.samplers.in_order import InOrder
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.pumps.after_step import StepEnd
+from asyncrl_runtime.pumps.capture import CaptureSettings, TokenCapture
 from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
 from asyncrl_runtime.pumps.commit import Committer
 from asyncrl_runtime.pumps.fleet import Fleet
@@ -101,6 +102,8 @@ class Script:
     data_attempts: int = 2
     max_skipped: int = 0
     max_consecutive: int = 0
+    capture: CaptureSettings | None = None
+    min_valid_row_fraction: float = 0.0
     drops: DropPolicy = field(default_factory=DropPolicy)
 
 
@@ -171,6 +174,18 @@ class Run:
             generations=s.generations,
             requeue_aborted=s.requeue_aborted,
             discard_group=s.discard_group,
+            min_valid_row_fraction=s.min_valid_row_fraction,
+            capture=s.capture
+            and TokenCapture(
+                settings=s.capture,
+                plane=self.plane,
+                ledger=self.ledger,
+                sampler=self.sampler,
+                versions=self.versions,
+                gate=self.gate,
+                barrier=self.barrier,
+                generations=s.generations,
+            ),
         )
         self.rollout = RolloutPump(
             source=self.source,

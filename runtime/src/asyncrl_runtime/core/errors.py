@@ -248,7 +248,8 @@ class StepBelowFloor(RunError):
     def __str__(self) -> str:
         return (
             f"step {self.step} lost {self.lost} prompt groups, leaving {self.remaining}, and may not close "
-            f"on fewer than {self.floor} (spec.asyncRL.rolloutFailure.minStepBatchFraction {self.fraction:g}): "
+            f"on fewer than {self.floor} "
+            f"(spec.asyncRL.rolloutFailure.minStepBatchFraction {self.fraction:g}): "
             "repair what makes prompts fail (events.jsonl names each), lower the fraction, or set "
             "onDroppedPrompt to replace"
         )

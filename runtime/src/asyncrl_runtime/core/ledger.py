@@ -8,10 +8,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from asyncrl_runtime.core.errors import RunError
-from asyncrl_runtime.core.records import GroupId, PromptRef
+from asyncrl_runtime.core.records import GroupId, PromptRef, SampleId, staging_key
 
 EntryState = Literal["reserved", "admitted", "generating"]
+Granularity = Literal["sibling", "prompt_group"]
+"""What is redone when a group is incomplete: the missing siblings, or all of them (SC-1.71)."""
+
 DiscardCause = Literal["evicted", "aborted", "truncated", "filtered", "left_over"]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSibling:
+    """A finished completion whose row is in staging."""
+
+    attempt: int
+    """Attempt of its group that produced it."""
+
+    start_version: int
 
 
 @dataclass(slots=True)
@@ -35,6 +48,22 @@ class LedgerEntry:
     replacements: int = 0
     """Spares that its slot has used, itself included."""
 
+    granularity: Granularity = "prompt_group"
+    """Fixed when its first attempt begins; a changed configuration never reinterprets it (SC-9.70)."""
+
+    sealed: dict[int, SealedSibling] = field(default_factory=dict)
+    """Finished siblings by index, with token capture."""
+
+    @property
+    def staging(self) -> list[SampleId]:
+        """Keys of all rows that it owns in staging (its receipt manifest)."""
+        return [staging_key(self.group_id, done.attempt, i) for i, done in sorted(self.sealed.items())]
+
+    @property
+    def oldest_sealed(self) -> int | None:
+        """Oldest start version of a finished sibling."""
+        return min((done.start_version for done in self.sealed.values()), default=None)
+
     def to_json(self) -> dict[str, object]:
         """As JSON values."""
         return asdict(self)
@@ -44,6 +73,8 @@ class LedgerEntry:
         """From what `to_json` gave."""
         fields = dict(value)
         fields["prompt"] = PromptRef(**fields["prompt"])  # type: ignore[arg-type]
+        sealed: Mapping[str, Mapping[str, int]] = fields.pop("sealed", {})  # type: ignore[assignment]
+        fields["sealed"] = {int(i): SealedSibling(**done) for i, done in sealed.items()}
         return cls(**fields)  # type: ignore[arg-type]
 
 
@@ -170,6 +201,17 @@ class PromptLedger:
         entry.state, entry.start_version = "generating", start_version
         self.mutations += 1
         return entry.attempt
+
+    def seal(self, entry: LedgerEntry, sibling: int, *, attempt: int, start_version: int) -> None:
+        """A sibling is finished and its row is in staging."""
+        entry.sealed[sibling] = SealedSibling(attempt, start_version)
+        self.mutations += 1
+
+    def unseal(self, entry: LedgerEntry, siblings: Iterable[int] | None = None) -> None:
+        """Finished siblings are to be redone: these, or all. Their rows are the caller's to clear."""
+        for sibling in list(entry.sealed if siblings is None else siblings):
+            del entry.sealed[sibling]
+        self.mutations += 1
 
     def relaunch(self, entry: LedgerEntry) -> None:
         """An aborted prompt goes on under its stamp."""

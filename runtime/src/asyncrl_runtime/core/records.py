@@ -103,6 +103,15 @@ def sample_id(group_id: GroupId, attempt: int, sibling: int) -> SampleId:
     return f"{group_id}_a{attempt}_g{sibling}"
 
 
+STAGING = "staging/"
+"""What the keys of staging rows begin with; those of canonical rows never do."""
+
+
+def staging_key(group_id: GroupId, attempt: int, sibling: int) -> SampleId:
+    """The key of a finished sibling's row while its group is not committed (SC-1.56)."""
+    return STAGING + sample_id(group_id, attempt, sibling)
+
+
 @dataclass(frozen=True, slots=True)
 class GroupMeta:
     """What the controller keeps of a committed group; the rows themselves are in the data plane."""

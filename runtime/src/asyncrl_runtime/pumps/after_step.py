@@ -11,7 +11,7 @@ from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.metrics import MetricRecord, MetricSink
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.gauges import rollout_gauges
-from asyncrl_runtime.pumps.group import RolloutCounters
+from asyncrl_runtime.pumps.observer import RolloutCounters
 from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep

@@ -20,7 +20,7 @@ from asyncrl_runtime.ports.checkpoints import BundleDamaged, CheckpointFailed, C
 from asyncrl_runtime.ports.data_plane import DataPlane, FinishSnapshot
 from asyncrl_runtime.ports.trainer import Trainer
 from asyncrl_runtime.pumps.busy import Busy
-from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.train import TrainProgress
 from asyncrl_runtime.pumps.wakeup import Barrier, CutToken

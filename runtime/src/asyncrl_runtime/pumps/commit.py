@@ -57,11 +57,19 @@ class Committer:
     mask_flagged: bool
 
     async def commit(
-        self, token: MutationToken, slot: Slot, record: GroupRecord, *, end_weight: int, straddled: bool
+        self,
+        token: MutationToken,
+        slot: Slot,
+        record: GroupRecord,
+        *,
+        end_weight: int,
+        straddled: bool,
+        start_weights: tuple[int, ...] | None = None,
     ) -> GroupMeta | None:
         """Commit; None when the slot is no longer this attempt's, and then nothing was written (SC-4.12).
 
-        `token` proves that the barrier's shared side is held: rows and index change together.
+        `token` proves that the barrier's shared side is held: rows and index change together. Siblings that
+        began under different weights have their `start_weights`; without, all have the slot's.
         """
         if len(record.completions) != self.generations:
             raise WrongGroupSize(slot.group_id, len(record.completions), self.generations)
@@ -73,7 +81,8 @@ class Committer:
         except BaseException as error:
             await self._undo(samples, error)
             raise
-        meta = self._meta(slot, record, samples, end_weight, straddled)
+        weights = start_weights or (slot.start_weight,) * self.generations
+        meta = self._meta(slot, record, samples, weights, end_weight, straddled)
         self.buffer.commit(meta)
         return meta
 
@@ -110,6 +119,10 @@ class Committer:
             columns[col.REWARD_COMPONENT + name] = Jagged.scalars(values, np.float64)
         return columns
 
+    def valid_rows(self, record: GroupRecord) -> int:
+        """Rows that will count in the loss (SC-5.34)."""
+        return sum(self._sample_mask(record, completion) > 0 for completion in record.completions)
+
     def _sample_mask(self, record: GroupRecord, completion: Completion) -> float:
         """SC-11.50, but for the sequence error, which is known later."""
         if completion.truncated and self.overlong_filtering:
@@ -119,7 +132,13 @@ class Committer:
         return record.prompt.loss_multiplier
 
     def _meta(
-        self, slot: Slot, record: GroupRecord, samples: tuple[str, ...], end_weight: int, straddled: bool
+        self,
+        slot: Slot,
+        record: GroupRecord,
+        samples: tuple[str, ...],
+        start_weights: tuple[int, ...],
+        end_weight: int,
+        straddled: bool,
     ) -> GroupMeta:
         done = record.completions
         components = sorted({name for c in done for name in c.reward_components})
@@ -129,9 +148,9 @@ class Committer:
             prompt=slot.prompt,
             sample_ids=samples,
             lengths=tuple(len(c.token_ids) for c in done),
-            weight_versions=(slot.start_weight,) * len(done),
+            weight_versions=start_weights,
             generated_tokens=sum(c.generated_tokens for c in done),
-            start_weight=slot.start_weight,
+            start_weight=min(start_weights),
             end_weight=end_weight,
             straddled=straddled,
             target_step=slot.target_step,

@@ -3,62 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from asyncrl_runtime.core.drops import DropPolicy, FailureBudgets, StepAccounts, drop
-from asyncrl_runtime.core.errors import PromptFailed, RunError
+from asyncrl_runtime.core.errors import DataFailure, PromptFailed, RunError
 from asyncrl_runtime.core.failures import backoff_seconds, is_infra
 from asyncrl_runtime.core.ledger import LedgerEntry, PromptLedger
-from asyncrl_runtime.core.records import GroupId, GroupRecord, Prompt
+from asyncrl_runtime.core.records import GroupId, GroupRecord, Prompt, SampleId
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.samplers.base import Sampler, is_gated
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.attempts import Attempt
+from asyncrl_runtime.pumps.capture import Spent, TokenCapture
 from asyncrl_runtime.pumps.commit import Committer
+from asyncrl_runtime.pumps.observer import Observer, RolloutCounters
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate
-
-Spent = Literal["infrastructure failures", "data failures"]
-
-
-class Observer(Protocol):
-    """Whoever writes down what happens."""
-
-    def event(self, kind: str, **facts: object) -> None:
-        """Something happened to a prompt, a shard, a refit or a checkpoint."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True)
-class RolloutCounters:
-    """Cumulative counts over the process (SC-8.31); those with reasons count per kind of failure."""
-
-    committed: int = 0
-    aborted: int = 0
-    relaunched: int = 0
-    detached: int = 0
-    filtered: int = 0
-    redispatched: Counter[str] = field(default_factory=Counter)
-    """Infra retries."""
-
-    data_retried: Counter[str] = field(default_factory=Counter)
-    data_failed: Counter[str] = field(default_factory=Counter)
-    """Attempts that failed for the prompt's own fault, the last one of a prompt included."""
-
-    infra_dropped: Counter[str] = field(default_factory=Counter)
-    data_skipped: Counter[str] = field(default_factory=Counter)
-    wasted_tokens: Counter[str] = field(default_factory=Counter)
-
-    def copy(self) -> RolloutCounters:
-        """The counts of now, to compare later ones with."""
-        counts = {name: getattr(self, name) for name in self.__slots__}
-        return replace(
-            self, **{name: Counter(value) for name, value in counts.items() if isinstance(value, Counter)}
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +48,22 @@ class Dispatch:
         return self.entry.group_id
 
 
+@dataclass(eq=False)
+class TooFewValidRows(DataFailure):
+    """A finished group has too little to train on."""
+
+    prompt: str
+    valid: int
+    rows: int
+    fraction: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.valid} of {self.rows} completions of prompt {self.prompt} count in the loss, below "
+            f"spec.asyncRL.rolloutFailure.minValidRowFraction {self.fraction:g}"
+        )
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class GroupRunner:
     """Carries one launched prompt to its end.
@@ -111,6 +89,12 @@ class GroupRunner:
     drops: DropPolicy
     generations: int
     requeue_aborted: bool
+    capture: TokenCapture | None = None
+    """Finishes siblings one by one and keeps what is finished; None: a group succeeds or fails as a whole."""
+
+    min_valid_row_fraction: float = 0.0
+    """With token capture: a group with a smaller share of rows for the loss is given up (SC-5.34)."""
+
     discard_group: Callable[[GroupRecord], bool] = lambda record: False
     """Dynamic sampling: whether a finished group teaches nothing and is discarded before commit."""
 
@@ -128,6 +112,10 @@ class GroupRunner:
                 record = await self._finish_rollout(attempt)
             except RunError:
                 raise
+            except Spent as spent:
+                if not await self._give_up(dispatch, spent.failure, substituted):
+                    return
+                continue
             except Exception as failure:  # noqa: BLE001 - what nobody knows counts as the prompt's (SC-8.20)
                 if not await self._after_failure(dispatch, failure, substituted):
                     return
@@ -136,6 +124,13 @@ class GroupRunner:
                 if await self._relaunched(dispatch.entry):
                     continue
                 return
+            too_few = self._too_few_valid_rows(dispatch.prompt, record)
+            if too_few is not None:
+                self.buffer.remove(dispatch.group_id)
+                self.counters.data_failed[kind_of(too_few)] += 1
+                if not await self._give_up(dispatch, too_few, substituted):
+                    return
+                continue
             if await self._push(dispatch.entry, attempt, record, end_weight=self.versions.stamp):
                 return
 
@@ -143,26 +138,47 @@ class GroupRunner:
 
     async def _begin_attempt(self, dispatch: Dispatch) -> Attempt:
         """Wait at the gate; stamp, reserve and register in one await-free block (SC-5.20)."""
-        entry = dispatch.entry
+        entry, capture = dispatch.entry, self.capture
         while True:
             await self.gate.until_open()
             async with self.barrier.mutation():
+                if capture is not None and capture.must_start_over(entry):
+                    await capture.discard(entry)
                 if not self.gate.is_open:
                     continue
-                number = self.ledger.begin_attempt(entry, self.versions.stamp)
+                if capture is not None:
+                    capture.prepare(entry, dispatch.prompt)
+                stamp, oldest = self.versions.stamp, entry.oldest_sealed
+                number = self.ledger.begin_attempt(entry, stamp)
                 slot = self.buffer.reserve(
                     entry.group_id,
                     entry.prompt,
-                    start_weight=self.versions.stamp,
+                    start_weight=stamp if oldest is None else min(stamp, oldest),
                     target_step=entry.target_step,
                     attempt=number,
                 )
-                rollout = self.rollouts.roll_group(
-                    dispatch.prompt, group_id=entry.group_id, attempt=number, generations=self.generations
-                )
-                attempt = Attempt(slot, asyncio.ensure_future(rollout))
+                attempt = Attempt(slot, asyncio.ensure_future(self._rollout(dispatch, number)))
                 self.inflight[entry.group_id] = attempt
                 return attempt
+
+    def _rollout(self, dispatch: Dispatch, attempt: int) -> Awaitable[GroupRecord]:
+        if self.capture is not None:
+            return self.capture.roll(
+                self.rollouts,
+                dispatch.entry,
+                dispatch.prompt,
+                attempt,
+                lambda failure: self._charge(dispatch, failure),
+            )
+        return self.rollouts.roll_group(
+            dispatch.prompt, group_id=dispatch.group_id, attempt=attempt, generations=self.generations
+        )
+
+    def _too_few_valid_rows(self, prompt: Prompt, record: GroupRecord) -> TooFewValidRows | None:
+        valid, bound = self.committer.valid_rows(record), self.min_valid_row_fraction
+        if valid >= bound * self.generations:
+            return None
+        return TooFewValidRows(prompt.label, valid, self.generations, bound)
 
     async def _finish_rollout(self, attempt: Attempt) -> GroupRecord | None:
         """Await the rollout; None if it was aborted. Unregistered, and without a slot unless it succeeded."""
@@ -190,12 +206,19 @@ class GroupRunner:
         """Commit a finished group, or discard one that teaches nothing; False if the slot was another's."""
         slot = attempt.slot
         async with self.barrier.mutation() as token:
+            staging = entry.staging
             if self.discard_group(record):
                 self._discard(entry, record)
+                await self._clear(staging)
                 return True
             try:
                 meta = await self.committer.commit(
-                    token, slot, record, end_weight=end_weight, straddled=attempt.straddled
+                    token,
+                    slot,
+                    record,
+                    end_weight=end_weight,
+                    straddled=attempt.straddled,
+                    start_weights=tuple(done.start_version for _, done in sorted(entry.sealed.items())),
                 )
             except BaseException:
                 if slot.live:
@@ -207,6 +230,7 @@ class GroupRunner:
             self.budgets.committed()
             if entry.replacements and meta.target_step is not None:
                 self.accounts.replaced[meta.target_step] += 1
+            await self._clear(staging)
         self.counters.committed += 1
         self.observer.event("group_committed", group=meta.group_id, record=record, meta=meta)
         return True
@@ -230,7 +254,13 @@ class GroupRunner:
                 self.counters.relaunched += 1
                 return True
             self.ledger.discard(entry.group_id, "aborted")
+            await self._clear(entry.staging)
             return False
+
+    async def _clear(self, staging: list[SampleId]) -> None:
+        """Forget staging rows of a group that is over. The caller holds the barrier's shared side."""
+        if staging:
+            await self.committer.plane.clear(staging)
 
     # ── failures ────────────────────────────────────────────────────────────────────────────────────
 
@@ -240,36 +270,38 @@ class GroupRunner:
         """Charge a failed attempt (SC-5.24); whether the dispatch goes on, with its prompt or a spare."""
         if getattr(failure, "uncharged", False):
             return True
+        delay = self._charge(dispatch, failure)
+        if delay is None:
+            return await self._give_up(dispatch, failure, substituted)
+        await asyncio.sleep(delay)
+        return True
+
+    def _charge(self, dispatch: Dispatch, failure: Exception) -> float | None:
+        """Count a failure against its prompt's attempts; seconds to back off, None when they are spent."""
+        kind = kind_of(failure)
         if is_infra(failure):
             dispatch.infra += 1
-            if dispatch.infra < self.retry.max_infra_attempts:
-                await self._back_off(dispatch, failure)
-                return True
-            return await self._give_up(dispatch, failure, "infrastructure failures", substituted)
-        dispatch.data += 1
-        self.counters.data_failed[kind_of(failure)] += 1
-        if dispatch.data < self.retry.max_data_attempts:
-            self.counters.data_retried[kind_of(failure)] += 1
-            self._tell("prompt_retried", dispatch, failure)
-            return True
-        return await self._give_up(dispatch, failure, "data failures", substituted)
-
-    async def _back_off(self, dispatch: Dispatch, failure: Exception) -> None:
-        self.counters.redispatched[kind_of(failure)] += 1
-        self._tell("prompt_redispatched", dispatch, failure)
-        await asyncio.sleep(
-            backoff_seconds(
+            if dispatch.infra >= self.retry.max_infra_attempts:
+                return None
+            self.counters.redispatched[kind] += 1
+            self._tell("prompt_redispatched", dispatch, failure)
+            return backoff_seconds(
                 dispatch.infra,
                 base_seconds=self.retry.backoff_base_seconds,
                 max_seconds=self.retry.max_backoff_seconds,
             )
-        )
+        dispatch.data += 1
+        self.counters.data_failed[kind] += 1
+        if dispatch.data >= self.retry.max_data_attempts:
+            return None
+        self.counters.data_retried[kind] += 1
+        self._tell("prompt_retried", dispatch, failure)
+        return 0.0
 
     async def _give_up(
         self,
         dispatch: Dispatch,
         failure: Exception,
-        spent: Spent,
         substituted: Callable[[GroupId, GroupId], None],
     ) -> bool:
         """Drop a prompt within the budgets (SC-8.27, 8.28); whether a spare goes on in its slot.
@@ -277,10 +309,10 @@ class GroupRunner:
         Raises PromptFailed when the budget is empty.
         """
         entry = dispatch.entry
-        infra = spent == "infrastructure failures"
+        infra = is_infra(failure)
         async with self.barrier.mutation():
             if not (self.budgets.spend_on_infra() if infra else self.budgets.spend_on_data()):
-                raise self._failed(dispatch, failure, spent) from failure
+                raise self._failed(dispatch, failure) from failure
             spare = drop(
                 entry,
                 ledger=self.ledger,
@@ -294,6 +326,7 @@ class GroupRunner:
                 self.buffer.hand_over(entry.group_id, spare.group_id)
                 substituted(entry.group_id, spare.group_id)
                 dispatch.entry, dispatch.infra, dispatch.data = spare, 0, 0
+            await self._clear(entry.staging)
         (self.counters.infra_dropped if infra else self.counters.data_skipped)[kind_of(failure)] += 1
         self._tell_drop(entry, dispatch.prompt, failure, spare)
         if spare is None:
@@ -301,18 +334,18 @@ class GroupRunner:
         (dispatch.prompt,) = await self.source.fetch([spare.prompt])
         return True
 
-    def _failed(self, dispatch: Dispatch, failure: Exception, spent: Spent) -> PromptFailed:
+    def _failed(self, dispatch: Dispatch, failure: Exception) -> PromptFailed:
         section = "spec.asyncRL.rolloutFailure"
-        if spent == "infrastructure failures":
-            attempts, retries = dispatch.infra, "maxInfraAttemptsPerPrompt"
+        if is_infra(failure):
+            attempts, kind, retries = dispatch.infra, "infrastructure failures", "maxInfraAttemptsPerPrompt"
             budget, bound = "maxConsecutiveDroppedPrompts", self.budgets.max_consecutive
         else:
-            attempts, retries = dispatch.data, "maxDataAttemptsPerPrompt"
+            attempts, kind, retries = dispatch.data, "data failures", "maxDataAttemptsPerPrompt"
             budget, bound = "maxSkippedPrompts", self.budgets.max_skipped
         return PromptFailed(
             dispatch.prompt.label,
             attempts,
-            spent,
+            kind,
             f"{section}.{retries}",
             f"{section}.{budget}",
             bound,

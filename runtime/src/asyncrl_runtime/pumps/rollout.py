@@ -16,7 +16,8 @@ from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.attempts import Attempt, abort
-from asyncrl_runtime.pumps.group import Dispatch, GroupRunner, Observer, RolloutCounters
+from asyncrl_runtime.pumps.group import Dispatch, GroupRunner
+from asyncrl_runtime.pumps.observer import Observer, RolloutCounters
 from asyncrl_runtime.pumps.wakeup import Barrier, Wakeup
 
 Owned = tuple[LedgerEntry, Prompt]

@@ -64,12 +64,12 @@ class RolloutManager:
         sampling: Sampling | None = None,
     ) -> GroupRecord:
         """All siblings of a prompt, concurrently. Raises the first sibling's failure."""
-        tokens = self.tokenizer.render(prompt.messages)
-        if not 0 < len(tokens) < self.max_total_tokens:
-            raise PromptTooLong(prompt.label, len(tokens), self.max_total_tokens)
+        tokens = self.prompt_tokens(prompt)
         siblings = [
             asyncio.ensure_future(
-                self._roll_sibling(prompt, tokens, group_id, attempt, i, sampling or self.sampling)
+                self.roll_sibling(
+                    prompt, tokens, group_id=group_id, attempt=attempt, sibling=i, sampling=sampling
+                )
             )
             for i in range(generations)
         ]
@@ -79,9 +79,25 @@ class RolloutManager:
             await _drain(siblings)
         return GroupRecord(prompt, tuple(completions))
 
-    async def _roll_sibling(
-        self, prompt: Prompt, tokens: list[int], group_id: str, attempt: int, sibling: int, sampling: Sampling
+    def prompt_tokens(self, prompt: Prompt) -> list[int]:
+        """The prompt as the model sees it. Raises PromptTooLong."""
+        tokens = self.tokenizer.render(prompt.messages)
+        if not 0 < len(tokens) < self.max_total_tokens:
+            raise PromptTooLong(prompt.label, len(tokens), self.max_total_tokens)
+        return tokens
+
+    async def roll_sibling(
+        self,
+        prompt: Prompt,
+        tokens: list[int],
+        *,
+        group_id: str,
+        attempt: int,
+        sibling: int,
+        sampling: Sampling | None = None,
     ) -> Completion:
+        """One completion: its turns, and what the environment says to them."""
+        sampling = sampling or self.sampling
         loop = asyncio.get_running_loop()
         done = Completion(
             list(tokens), [0] * len(tokens), [0.0] * len(tokens), [-1] * len(tokens), len(tokens), "", 0.0

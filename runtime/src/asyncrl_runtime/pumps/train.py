@@ -20,7 +20,7 @@ from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.advantage import AdvantageStage
 from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.trainer import Trainer
-from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup

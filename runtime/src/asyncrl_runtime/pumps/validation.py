@@ -11,7 +11,7 @@ from asyncrl_runtime.core.records import Completion, GroupRecord, Prompt, Prompt
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.busy import Busy
-from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 
 

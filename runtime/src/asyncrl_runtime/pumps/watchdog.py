@@ -12,7 +12,7 @@ from asyncrl_runtime.ports.environment import Environment
 from asyncrl_runtime.ports.metrics import MetricRecord, MetricSink
 from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.gauges import rollout_gauges
-from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.train import TrainPump
 
 
