@@ -14,7 +14,7 @@ from asyncrl_runtime.adapters.scripted import ScriptedTrainer
 from asyncrl_runtime.app.simulate.script import GroupPlan, RolloutScript
 from asyncrl_runtime.app.simulate.work import Work
 from asyncrl_runtime.core.errors import DeadlinePassed
-from asyncrl_runtime.core.records import BatchMeta, Completion, GroupMeta, GroupRecord, Prompt, sample_id
+from asyncrl_runtime.core.records import BatchMeta, Completion, GroupMeta, GroupRecord, Prompt
 from asyncrl_runtime.core.replay import Slot
 from asyncrl_runtime.ports.advantage import StageResult
 from asyncrl_runtime.ports.columns import Columns
@@ -63,7 +63,7 @@ class RowlessPlane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowlessCommitter(Committer):
-    """Commits a group's metadata; its rows would be the same for every group."""
+    """Commits a group's metadata; its rows would be the same for every group, and have no own names."""
 
     completions: tuple[Completion, ...]
     metrics: Mapping[str, float]
@@ -76,21 +76,29 @@ class RowlessCommitter(Committer):
         return cls(**settings, completions=completions, metrics=rollout_metrics(completions))
 
     async def commit(
-        self, token: MutationToken, slot: Slot, record: GroupRecord, *, end_weight: int, straddled: bool
+        self,
+        token: MutationToken,
+        slot: Slot,
+        record: GroupRecord,
+        *,
+        end_weight: int,
+        straddled: bool,
+        start_weights: tuple[int, ...] | None = None,
     ) -> GroupMeta | None:
         """Flip the slot ready; None when it is no longer this attempt's (SC-4.12)."""
         if not self.buffer.expects(slot.group_id, slot.attempt):
             return None
         count = len(record.completions)
+        weights = start_weights or (slot.start_weight,) * count
         meta = GroupMeta(
             slot.group_id,
             slot.attempt,
             slot.prompt,
-            tuple([sample_id(slot.group_id, slot.attempt, i) for i in range(count)]),
+            (slot.group_id,) * count,
             (2,) * count,
-            (slot.start_weight,) * count,
+            weights,
             count,
-            slot.start_weight,
+            min(weights),
             end_weight,
             straddled,
             slot.target_step,
@@ -98,6 +106,10 @@ class RowlessCommitter(Committer):
         )
         self.buffer.commit(meta)
         return meta
+
+    def valid_rows(self, record: GroupRecord) -> int:
+        """No row is masked."""
+        return len(record.completions)
 
 
 def siblings(count: int) -> tuple[Completion, ...]:

@@ -38,6 +38,7 @@ from asyncrl_runtime.app.simulate.faults import Scenario
 from asyncrl_runtime.app.simulate.script import RolloutScript
 from asyncrl_runtime.app.simulate.shards import FaultPump, SimulatedShard, StallGuard, WatchedRollouts
 from asyncrl_runtime.app.simulate.work import Totals, Work
+from asyncrl_runtime.app.wiring import fleet_pumps
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.ports.metrics import MetricRecord
 from asyncrl_runtime.pumps.rollouts import RolloutManager
@@ -139,7 +140,8 @@ class Simulation:
         parts = self.parts = self._connect()
         beside: dict[str, Coroutine[None, None, object]] = {"rollout": parts.rollout.run()}
         if self.by_request_now:
-            beside = {"faults": self._faults(parts).run(), "stall": self._guard(parts).run(), **beside}
+            faults = {"faults": self._faults(parts).run(), "stall": self._guard(parts).run()}
+            beside = {**fleet_pumps(parts), **faults, **beside}
         with calm_collector():
             await parts.refit.run()
             return await supervise(parts.train.run(), beside)
@@ -230,12 +232,19 @@ class Simulation:
         )
 
     def _spec(self) -> JobSpec:
-        """Without checkpoints, prompts in order; without an end of the data unless they were given a size."""
+        """Without checkpoints and token capture, prompts in order; the data do not end unless given a size.
+
+        Where no shard can fail, none is probed.
+        """
         spec, facts = self.spec, Derived(self.spec)
         changes: dict[str, BaseModel] = {
             "checkpointing": spec.checkpointing.model_copy(update={"enabled": False}),
             "data": spec.data.model_copy(update={"shuffle": False}),
+            "token_capture": spec.token_capture.model_copy(update={"enabled": False}),
         }
+        if not self.by_request_now:
+            health = spec.async_rl.generation_fleet_health.model_copy(update={"enabled": False})
+            changes["async_rl"] = spec.async_rl.model_copy(update={"generation_fleet_health": health})
         if self.prompts is None:
             block = facts.valid_algorithm.model_copy(update={"max_num_epochs": None})
             name = "ppo" if facts.is_ppo else "grpo"
