@@ -20,7 +20,7 @@ from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult,
 from asyncrl_runtime.pumps.wakeup import Wakeup, deadline
 
 if TYPE_CHECKING:
-    from asyncrl_runtime.pumps.group import Observer
+    from asyncrl_runtime.pumps.observer import Observer
 
 GENERATION_TIMEOUT = "spec.asyncRL.rolloutFailure.native.generationTimeoutSeconds"
 OnDeadShard = Literal["fail_fast", "quarantine", "restart"]
@@ -106,6 +106,7 @@ class Fleet:
     async def _on_shard(
         self, ledger: FleetLedger, index: int, request: GenerationRequest, timeout_seconds: float | None
     ) -> GenerationResult:
+        engine = self.engine(index)
         call = _Call(asyncio.ensure_future(self.shards[index].generate(request)))
         self._calls[index].add(call)
         self.outstanding[index] += 1
@@ -118,9 +119,10 @@ class Fleet:
                 raise
             raise ShardUnavailable(index, ledger.state(index), call.evicted, call.uncharged) from None
         except InfraFailure as failure:
-            if call.evicted is None:
-                tell = self.died if isinstance(failure, WorkerDied) else ledger.request_failed
-                tell(index, str(failure))
+            if isinstance(failure, WorkerDied):
+                self.died(index, str(failure), engine=engine)
+            elif call.evicted is None:
+                ledger.request_failed(index, str(failure))
             uncharged = call.uncharged or self.recovering
             raise ShardUnavailable(index, ledger.state(index), str(failure), uncharged) from failure
         finally:
@@ -174,9 +176,15 @@ class Fleet:
                 call.task.cancel()
         self.changed.notify()
 
-    def died(self, index: int, error: str) -> None:
-        """A shard's process is known to have ended."""
+    def engine(self, index: int) -> int:
+        """Which of the shard's engines, one after the other, is the present one."""
+        return 0 if self.ledger is None else self.ledger.shards[index].restart_attempts
+
+    def died(self, index: int, error: str, *, engine: int) -> None:
+        """An engine of a shard is known to have ended; of an earlier one that is no news."""
         assert self.ledger is not None
+        if engine != self.engine(index):
+            return
         before = self.ledger.state(index)
         self.ledger.died(index, error)
         if self.on_death is not None and self.ledger.state(index) is not before:

@@ -85,24 +85,24 @@ class ProbePump:
     async def round(self) -> None:
         """Probe every serving or stale shard at once, within one time-out."""
         asked = self.ledger.present
-        engines = {index: self._engine(index) for index in asked}
+        engines = {index: self.fleet.engine(index) for index in asked}
         answers = await ask(self.fleet, asked, lambda shard: shard.probe(), self.timeout_seconds)
         for index, answer in answers.items():
-            if self._engine(index) == engines[index]:
-                self._judge(index, answer)
+            if self.fleet.engine(index) == engines[index]:
+                self._judge(index, answer, engines[index])
         self.rounds += 1
         self.fleet.changed.notify()
         self.after_round()
 
-    def _judge(self, index: int, answer: ShardState | BaseException) -> None:
+    def _judge(self, index: int, answer: ShardState | BaseException, engine: int) -> None:
         if isinstance(answer, WorkerDied):
-            self.fleet.died(index, str(answer))
+            self.fleet.died(index, str(answer), engine=engine)
         elif self.ledger.state(index) is STALE:
             return  # an answer says nothing about weights
         elif isinstance(answer, BaseException):
             self._seen.pop(index, None)
             self.ledger.probe_failed(index, str(answer) or type(answer).__name__)
-        elif self._stuck(index, answer):
+        elif self._stuck(index, answer, engine):
             self.ledger.probe_failed(
                 index,
                 f"it runs {answer.running} requests, and made no token in {self.interval_seconds:g} s",
@@ -110,9 +110,9 @@ class ProbePump:
         else:
             self.ledger.probe_ok(index)
 
-    def _stuck(self, index: int, answer: ShardState) -> bool:
+    def _stuck(self, index: int, answer: ShardState, engine: int) -> bool:
         """Health is progress: an engine with work must have made a token since the last probe."""
-        now = (self._engine(index), answer.generated_tokens)
+        now = (engine, answer.generated_tokens)
         before = self._seen.pop(index, None)
         if answer.busy:
             self._seen[index] = now
@@ -122,13 +122,9 @@ class ProbePump:
         """Tell the ledger of the end of an engine, each engine once."""
         while True:
             await self.fleet.changed.until(lambda: self.ledger.state(index) not in ABSENT)
-            engine = self._engine(index)
+            engine = self.fleet.engine(index)
             reason = await self.fleet.shards[index].until_ended()
-            if self._engine(index) == engine:
-                self.fleet.died(index, reason)
-
-    def _engine(self, index: int) -> int:
-        return self.ledger.shards[index].restart_attempts
+            self.fleet.died(index, reason, engine=engine)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -16,14 +16,13 @@ from asyncrl_runtime.core.errors import (
     RefitIncomplete,
     WorkerDied,
 )
-from asyncrl_runtime.core.fleet import ABSENT, FleetLedger
 from asyncrl_runtime.ports.weight_sync import Reconciled, TransferReport, WeightSync
 from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.fleet import Fleet
 from asyncrl_runtime.pumps.probe import ask
 
 if TYPE_CHECKING:
-    from asyncrl_runtime.pumps.group import Observer
+    from asyncrl_runtime.pumps.observer import Observer
 
 T = TypeVar("T")
 _REFUSALS = {
@@ -94,7 +93,7 @@ class WeightTransfer:
     busy: Busy = field(default_factory=Busy)
     counters: TransferCounters = field(default_factory=TransferCounters, init=False)
     _receivers: dict[int, int] = field(default_factory=dict, init=False)
-    """Participants and their restart attempts, as they were when membership settled (SC-6.34)."""
+    """Participants and their engines, as they were when membership settled (SC-6.34)."""
 
     async def land(self, version: int, *, still_valid: Callable[[], bool] = lambda: True) -> Landed | None:
         """Transfer, repairing up to `max_retries` times; None if it landed and was no longer valid then.
@@ -137,7 +136,7 @@ class WeightTransfer:
         if not still_valid():
             return None
         if self.fleet.ledger is not None:
-            self.fleet.ledger.landed(version, self._unchanged_receivers(self.fleet.ledger))
+            self.fleet.ledger.landed(version, self._unchanged_receivers())
             self.fleet.changed.notify()
         if self.settings.recompute_kv_cache:
             await self._bounded(version, self._invalidate(version, report.participants))
@@ -165,19 +164,13 @@ class WeightTransfer:
             await self.fleet.changed.since(self.fleet.changed.count)
         absent = self.fleet.absent
         self._receivers = {
-            index: ledger.shards[index].restart_attempts if ledger is not None else 0
-            for index in range(len(self.fleet.shards))
-            if index not in absent
+            index: self.fleet.engine(index) for index in range(len(self.fleet.shards)) if index not in absent
         }
         return absent
 
-    def _unchanged_receivers(self, ledger: FleetLedger) -> list[int]:
+    def _unchanged_receivers(self) -> list[int]:
         """Without those whose engine is another one by now, with weights from disk (SC-6.35, 14.65)."""
-        return [
-            index
-            for index, attempts in self._receivers.items()
-            if ledger.shards[index].restart_attempts == attempts
-        ]
+        return [index for index, engine in self._receivers.items() if self.fleet.engine(index) == engine]
 
     # ── the transfer ────────────────────────────────────────────────────────────────────────────────
 
@@ -251,7 +244,7 @@ class WeightTransfer:
         if ledger is not None:
             self.fleet.open_recovery()
             for index in failure.died if isinstance(failure, RefitIncomplete) else ():
-                self.fleet.died(index, failure.problem)
+                self.fleet.died(index, failure.problem, engine=self._receivers[index])
             for index in self._receivers:
                 if index not in whole:
                     ledger.partial(index, f"the refit to version {version} failed: {failure.problem}")
@@ -268,11 +261,12 @@ class WeightTransfer:
         ledger = self.fleet.ledger
         assert ledger is not None
         seconds = self.settings.ping_seconds
-        answers = await ask(self.fleet, ledger.present, lambda shard: shard.ping(), seconds)
+        engines = {index: self.fleet.engine(index) for index in ledger.present}
+        answers = await ask(self.fleet, engines, lambda shard: shard.ping(), seconds)
         for index, answer in answers.items():
             if isinstance(answer, WorkerDied):
-                self.fleet.died(index, str(answer))
-            elif isinstance(answer, BaseException) and ledger.state(index) not in ABSENT:
+                self.fleet.died(index, str(answer), engine=engines[index])
+            elif isinstance(answer, BaseException) and self.fleet.engine(index) == engines[index]:
                 ledger.condemn(index, f"asked after a failed refit: {answer}")
 
 
