@@ -14,6 +14,7 @@ from asyncrl_runtime.core.samplers.in_order import InOrder
 from asyncrl_runtime.core.samplers.ready_first import ReadyFirst
 from asyncrl_runtime.core.samplers.weight_fifo import WeightFifo
 from asyncrl_runtime.core.samplers.windowed import Windowed
+from asyncrl_runtime.pumps.capture import CaptureSettings
 
 SAMPLERS = {"in_order": InOrder, "weight_fifo": WeightFifo, "ready_first": ReadyFirst, "windowed": Windowed}
 
@@ -38,6 +39,8 @@ class Case:
     replaces: bool
     attempts: int
     filtered: float
+    capture: str | None
+    max_generations: int | None
     in_flight: bool
     step_retries: int
     seed: int
@@ -68,6 +71,8 @@ def cases(draw):
         replaces=draw(st.booleans()),
         attempts=draw(st.sampled_from([1, 2, 1000])),
         filtered=draw(st.sampled_from([0.0, 0.0, 0.2])),
+        capture=draw(st.sampled_from([None, "sibling", "prompt_group"])),
+        max_generations=draw(st.none() | st.integers(1, 6)),
         in_flight=draw(st.booleans()),
         step_retries=draw(st.integers(0, 1)),
         seed=draw(st.integers(0, 2**32)),
@@ -111,6 +116,13 @@ def run_of(case):
             drops=DropPolicy(replaces=case.replaces, max_replacements=2),
             discard_group=lambda record: case.draw(f"{record.prompt.ref}") < case.filtered,
             fraction=0.01,
+            capture=case.capture
+            and CaptureSettings(
+                granularity=lambda prompt: case.capture,
+                finalizers=1,
+                finalize_timeout_seconds=None,
+                max_generations=case.max_generations,
+            ),
         )
     )
 

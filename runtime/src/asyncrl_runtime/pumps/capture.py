@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from asyncrl_runtime.core.errors import InfraFailure, RunError
 from asyncrl_runtime.core.ledger import Granularity, LedgerEntry, PromptLedger
@@ -105,7 +106,7 @@ class TokenCapture:
         roll = self._current[entry.group_id] = object()
 
         def start(sibling: int, number: int, delay_seconds: float) -> asyncio.Future[None]:
-            generate = self._generate(rollouts, entry, prompt, tokens, sibling, number, roll)
+            generate = partial(self._generate, rollouts, entry, prompt, tokens, sibling, number, roll)
             return asyncio.ensure_future(self._after_token(generate, delay_seconds))
 
         running = {start(i, attempt, 0.0): i for i in range(self.generations) if i not in entry.sealed}
@@ -150,14 +151,11 @@ class TokenCapture:
             return failure
         return None
 
-    async def _after_token(self, generate: Coroutine[None, None, None], delay_seconds: float) -> None:
+    async def _after_token(self, generate: Callable[[], Awaitable[None]], delay_seconds: float) -> None:
         """Wait out a backoff, then for one of the tokens that bound generation, in the order of asking."""
-        try:
-            await asyncio.sleep(delay_seconds)
-            async with self._tokens or nullcontext():
-                await generate
-        finally:
-            generate.close()
+        await asyncio.sleep(delay_seconds)
+        async with self._tokens or nullcontext():
+            await generate()
 
     async def _generate(
         self,
