@@ -196,6 +196,7 @@ async def test_sc_7_76_while_exhaustion_is_deferred_requests_wait():
     (call,) = start(bench, "a")
     await asyncio.sleep(30)
     assert not call.done()
+    await bench.generators[0].start()
     bench.ledger.loaded(0)
     bench.ledger.landed(1, [0])
     await call

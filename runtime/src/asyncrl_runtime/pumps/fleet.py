@@ -168,12 +168,12 @@ class Fleet:
                 reason=transition.reason,
                 membership_epoch=self.ledger.epoch,
             )
-        if transition.new is DEAD:
-            self.shards[transition.shard].kill()
         if transition.left_serving:
             for call in self._calls[transition.shard]:
                 call.evicted, call.uncharged = transition.reason, self.recovering
                 call.task.cancel()
+        if transition.new is DEAD:
+            self.shards[transition.shard].kill()
         self.changed.notify()
 
     def engine(self, index: int) -> int:
