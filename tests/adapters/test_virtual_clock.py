@@ -81,6 +81,41 @@ def test_a_wait_for_nothing_is_told_instead_of_hanging():
     assert caught.value.seconds == 5
 
 
+def test_a_timer_that_never_comes_is_no_timer():
+    async def main():
+        asyncio.get_running_loop().call_later(3, int)
+        await asyncio.sleep(float("inf"))
+
+    with pytest.raises(Stalled, match="at 3 s"):
+        run_virtual(main())
+
+
+def test_cancelled_timers_neither_fire_nor_move_the_clock():
+    async def main():
+        loop, fired = asyncio.get_running_loop(), []
+        for number in range(20_000):
+            loop.call_later(1 + number, fired.append, number).cancel()
+        kept = [loop.call_later(5 + number, fired.append, -number) for number in range(3)]
+        kept[1].cancel()
+        await asyncio.sleep(10)
+        return fired, now()
+
+    assert run_virtual(main()) == ([0, -2], 10)
+
+
+def test_timers_of_one_moment_fire_beside_what_is_ready_in_the_order_of_their_making():
+    async def main():
+        loop, seen = asyncio.get_running_loop(), []
+        for name in "abc":
+            loop.call_later(1, seen.append, name)
+        loop.call_later(1, lambda: loop.call_soon(seen.append, "soon"))
+        loop.call_later(1, seen.append, "d")
+        await asyncio.sleep(2)
+        return "".join(seen)
+
+    assert run_virtual(main()) == "abcdsoon"
+
+
 def test_file_descriptors_are_waited_for_in_real_time():
     async def main():
         reader, writer = os.pipe()

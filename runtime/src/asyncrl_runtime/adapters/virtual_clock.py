@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from math import inf, nextafter
@@ -39,6 +40,12 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     `asyncio.to_thread`; other sources of events need a file descriptor of this loop.
     """
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[Any]
+    _timer_cancelled_count: int
+    _stopping: bool
+    _debug: bool
+
     def __init__(self) -> None:
         self._clock = _Clock(selectors.DefaultSelector())
         super().__init__(self._clock)
@@ -57,11 +64,11 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         self._turns += 1
         asks = self._clock.waits_outside or self._turns % TURNS_BETWEEN_POLLS == 0
         if asks or self._stopping or self._debug or self._timer_cancelled_count > MAX_CANCELLED_TIMERS:
-            super()._run_once()
+            super()._run_once()  # type: ignore[misc]
             return
         ready, scheduled = self._ready, self._scheduled
         if not ready and not self._to_next_timer():
-            super()._run_once()
+            super()._run_once()  # type: ignore[misc]
             return
         if scheduled and scheduled[0]._when < self._clock.now + RESOLUTION_SECONDS:
             self._due_timers()
