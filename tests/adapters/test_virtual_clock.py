@@ -103,17 +103,18 @@ def test_cancelled_timers_neither_fire_nor_move_the_clock():
     assert run_virtual(main()) == ([0, -2], 10)
 
 
-def test_timers_of_one_moment_fire_beside_what_is_ready_in_the_order_of_their_making():
+def test_timers_of_one_moment_fire_before_what_they_make_ready_in_the_same_order_each_time():
     async def main():
         loop, seen = asyncio.get_running_loop(), []
-        for name in "abc":
-            loop.call_later(1, seen.append, name)
-        loop.call_later(1, lambda: loop.call_soon(seen.append, "soon"))
-        loop.call_later(1, seen.append, "d")
+        for name in "abcdefgh":
+            loop.call_later(1, lambda name=name: (seen.append(name), loop.call_soon(seen.append, name.upper())))
         await asyncio.sleep(2)
         return "".join(seen)
 
-    assert run_virtual(main()) == "abcdsoon"
+    first = run_virtual(main())
+    assert sorted(first[:8]) == list("abcdefgh")
+    assert first[8:] == first[:8].upper()
+    assert run_virtual(main()) == first
 
 
 def test_file_descriptors_are_waited_for_in_real_time():

@@ -35,8 +35,8 @@ class Stalled(RuntimeError):
 class VirtualClockLoop(asyncio.SelectorEventLoop):
     """Time stands still while tasks or executor threads work, and jumps when all of them wait.
 
-    A run is as repeatable as its code: timers fire in order of their times, and of their creation where
-    those are equal. Threads are waited for only if they were started with `run_in_executor` or
+    A run is as repeatable as its code: timers fire in order of their times, and equal ones in an order that
+    is the same in each run. Threads are waited for only if they were started with `run_in_executor` or
     `asyncio.to_thread`; other sources of events need a file descriptor of this loop.
     """
 
