@@ -12,13 +12,9 @@ from pathlib import Path
 import pytest
 from ports.checkpoint_store_contract import CheckpointStoreContract, content, save
 
-from asyncrl_runtime.adapters.directory_store import (
-    DirectoryStore,
-    FolderInUse,
-    FolderLock,
-    FolderUnusable,
-    write_atomically,
-)
+from asyncrl_runtime.adapters.directory_store import DirectoryStore
+from asyncrl_runtime.adapters.folder_lock import FolderInUse, FolderLock, FolderUnusable
+from asyncrl_runtime.adapters.sealed_folder import write_atomically
 from asyncrl_runtime.ports.checkpoints import BundleDamaged, CheckpointFailed, Fenced
 
 
@@ -190,7 +186,7 @@ def test_sweeping_is_the_owner_s(store, root):
 HOLD = """
 import sys, time
 from pathlib import Path
-from asyncrl_runtime.adapters.directory_store import FolderLock
+from asyncrl_runtime.adapters.folder_lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from support.cli import asyncrl, balanced, rows, shared_torch_server, small_job, summary
 
-from asyncrl_runtime.adapters.directory_store import FolderLock
+from asyncrl_runtime.adapters.folder_lock import FolderLock
 from asyncrl_runtime.core.metric_names import check_name
 
 FILES = {

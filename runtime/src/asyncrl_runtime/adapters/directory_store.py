@@ -2,86 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
-from io import TextIOWrapper
 from pathlib import Path
 
-from asyncrl_runtime.core.errors import RunError
+from asyncrl_runtime.adapters.folder_lock import FolderUnusable
+from asyncrl_runtime.adapters.sealed_folder import seal, sync, verified, write_atomically
 from asyncrl_runtime.ports.checkpoints import Bundle, BundleDamaged, CheckpointFailed, Fenced
 
-MANIFEST, FENCE, STATUS = "manifest.json", "fence.json", "latest_checkpoint_status.json"
+FENCE, STATUS = "fence.json", "latest_checkpoint_status.json"
 _BUNDLE = re.compile(r"step_(\d+)(?:\.r(\d+))?")
 _NAMES = re.compile(r"step_(\d+)(?:\.current)?")
-
-
-@dataclass(eq=False)
-class FolderInUse(RunError):
-    """Another live process runs in the folder."""
-
-    path: str
-    pid: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} is in use by process {self.pid}: "
-            "wait for it, stop it, or choose another folder with --output"
-        )
-
-
-@dataclass(eq=False)
-class FolderUnusable(RunError):
-    """A run folder cannot be written to."""
-
-    path: str
-    problem: str
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} cannot be used: {self.problem}; repair it, or choose another folder with --output"
-        )
-
-
-@dataclass(slots=True)
-class FolderLock:
-    """A lock that ends with the process that holds it, however that ends (CLI-40)."""
-
-    path: Path
-    _file: TextIOWrapper | None = field(default=None, init=False)
-
-    def acquire(self) -> None:
-        """Take the lock. Raises FolderInUse, FolderUnusable."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise FolderUnusable(str(self.path.parent), str(error)) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            pid = file.read().strip() or "unknown"
-            file.close()
-            raise FolderInUse(str(self.path.parent), pid) from None
-        except OSError as error:
-            file.close()
-            raise FolderUnusable(str(self.path.parent), str(error)) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        self._file = file
-
-    def release(self) -> None:
-        """Give it back. Idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 @dataclass(slots=True)
@@ -107,7 +42,7 @@ class DirectoryStore:
 
     def stage(self, step: int) -> Path:
         """An empty `tmp_step_<n>`."""
-        self._check_owner()
+        self.check_owner()
         staged = self.root / f"tmp_step_{step}"
         if staged.exists():
             shutil.rmtree(staged)
@@ -117,29 +52,18 @@ class DirectoryStore:
     def publish(self, step: int, staged: Path) -> Bundle:
         """Digest, sync, rename; a second bundle of the same step replaces the first through a pointer."""
         try:
-            files = {
-                str(path.relative_to(staged)): _facts(path)
-                for path in sorted(staged.rglob("*"))
-                if path.is_file()
-            }
-            digest = sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-            write_atomically(
-                staged / MANIFEST,
-                json.dumps({"step": step, "start": self.token, "files": files, "digest": digest}),
-            )
-            for folder in [staged, *(path for path in staged.rglob("*") if path.is_dir())]:
-                _sync(folder)
-            self._check_owner()
+            seal(staged, {"step": step, "start": self.token})
+            self.check_owner()
             return self._rename(step, staged)
         except OSError as error:
-            self._check_owner()
+            self.check_owner()
             raise CheckpointFailed(str(staged), str(error)) from error
 
     def _rename(self, step: int, staged: Path) -> Bundle:
         final, pointer = self.root / f"step_{step}", self._pointer(step)
         if not final.exists() and not pointer.exists():
             staged.rename(final)
-            _sync(self.root)
+            sync(self.root)
             return Bundle(step, final)
         numbers = [
             int(match[2] or 0)
@@ -149,7 +73,7 @@ class DirectoryStore:
         replacement = self.root / f"step_{step}.r{max(numbers, default=0) + 1}"
         staged.rename(replacement)
         write_atomically(pointer, replacement.name)
-        _sync(self.root)
+        sync(self.root)
         self._sweep_replaced(step)
         return Bundle(step, replacement)
 
@@ -163,30 +87,13 @@ class DirectoryStore:
 
     def verify(self, bundle: Bundle) -> None:
         """Compare every file with the manifest."""
-        try:
-            manifest = json.loads((bundle.path / MANIFEST).read_text(encoding="utf-8"))
-            files = manifest["files"]
-            digest = sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BundleDamaged(str(bundle.path), f"its {MANIFEST} cannot be read ({error})") from error
-        if digest != manifest.get("digest"):
-            raise BundleDamaged(str(bundle.path), f"its {MANIFEST} does not match its own digest")
+        manifest = verified(bundle.path)
         if manifest.get("step") != bundle.step:
             raise BundleDamaged(str(bundle.path), f"it was written as step {manifest.get('step')}")
-        for name, facts in files.items():
-            path = bundle.path / name
-            if not path.is_file():
-                raise BundleDamaged(str(bundle.path), f"{name} is missing")
-            try:
-                unchanged = _facts(path, sync=False) == facts
-            except OSError as error:
-                raise BundleDamaged(str(bundle.path), f"{name} cannot be read ({error})") from error
-            if not unchanged:
-                raise BundleDamaged(str(bundle.path), f"{name} is not what was written")
 
     def delete(self, bundle: Bundle) -> None:
         """Remove a bundle. It stops being selectable in one rename, and no older one takes its place."""
-        self._check_owner()
+        self.check_owner()
         self._sweep_replaced(bundle.step)
         doomed = bundle.path.with_name(f"tmp_deleted_{bundle.path.name}")
         bundle.path.rename(doomed)
@@ -199,7 +106,7 @@ class DirectoryStore:
 
     def sweep(self) -> None:
         """Remove what an interrupted writer left; only the owner may."""
-        self._check_owner()
+        self.check_owner()
         for path in self.root.glob("tmp_*"):
             shutil.rmtree(path, ignore_errors=True)
         for pointer in self.root.glob("step_*.current"):
@@ -238,37 +145,8 @@ class DirectoryStore:
         except (ValueError, KeyError, TypeError) as error:
             raise BundleDamaged(str(self.root), f"its {FENCE} cannot be read ({error}): remove it") from error
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
+        """Raise Fenced if a newer start has taken the folder over."""
         owner = self._owner()
         if owner != self.token:
             raise Fenced(str(self.root), self.token, owner)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see the old or the new content, also after a crash."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def _facts(path: Path, *, sync: bool = True) -> dict[str, object]:
-    """Size and digest of a file, which is on disk afterwards if sync."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-        if sync:
-            os.fsync(file.fileno())
-        size = file.tell()
-    return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

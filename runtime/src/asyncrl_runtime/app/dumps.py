@@ -19,7 +19,7 @@ class StackDumps:
     written: int = field(default=0, init=False)
 
     def write(self, reason: str, loop: asyncio.AbstractEventLoop | None = None) -> str:
-        """The path of the newest dump. `loop`: whose tasks are listed, by default those of the running one."""
+        """The path of the newest dump. `loop`: whose tasks are listed, by default the running one."""
         if self.written < self.most:
             self.written += 1
             self._path.write_text(self._heading(reason) + _tasks(loop), encoding="utf-8")

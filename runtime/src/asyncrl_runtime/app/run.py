@@ -17,8 +17,10 @@ import structlog
 from asyncrl_api.base import quantity_bytes
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob
-from asyncrl_runtime.adapters.directory_store import DirectoryStore, FolderLock, write_atomically
+from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.environments.build import build_environment
+from asyncrl_runtime.adapters.folder_lock import FolderLock
+from asyncrl_runtime.adapters.sealed_folder import write_atomically
 from asyncrl_runtime.adapters.sinks.build import open_sinks
 from asyncrl_runtime.adapters.sinks.events import EventLog, SampleLog
 from asyncrl_runtime.adapters.sources.build import training_prompts, validation_prompts

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from asyncrl_runtime.adapters.directory_store import write_atomically
+from asyncrl_runtime.adapters.sealed_folder import write_atomically
 from asyncrl_runtime.core.ledger import DiscardCause, PromptCounts
 
 SUMMARY = "summary.json"
