@@ -32,6 +32,7 @@ from asyncrl_runtime.core.errors import (
     DeadlinePassed,
     NonFiniteStep,
     RefitAborted,
+    RefitIncomplete,
     TrainerFailure,
     WorkerDied,
 )
@@ -92,8 +93,8 @@ async def sync(trainer, shards):
 
 
 @pytest.fixture
-def break_sync(trainer):
-    return trainer.worker.kill
+def break_sync(shards):
+    return shards[1].kill
 
 
 class TestGenerator(GeneratorContract):
@@ -146,6 +147,35 @@ async def test_a_frozen_shard_meets_its_deadline():
         await shard.probe()
     with pytest.raises(DeadlinePassed, match=r"within 0\.3 s; raise spec\.roll"):
         await shard.generate(request("a"))
+    shard.kill()
+    await shard.close()
+
+
+async def test_a_frozen_shard_is_started_anew_without_waiting_for_it():
+    shard = TorchGenerator(0, ENGINE)
+    await shard.start()
+    end = asyncio.ensure_future(shard.until_ended())
+    await asyncio.sleep(0)
+    os.kill(shard.worker.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    await shard.start()
+    assert time.monotonic() - began < 4.0  # the grace of a shard that could close is 5 s
+    assert "SIGKILL" in await end
+    assert (await shard.generate(request("a"))).token_ids
+    await shard.close()
+
+
+async def test_an_engine_whose_loop_hangs_answers_as_busy_and_makes_no_token(monkeypatch):
+    monkeypatch.setattr(generator_module, "shard_service", torch_services.hanging_shard)
+    shard = TorchGenerator(0, LONG)
+    await shard.start()
+    call = asyncio.ensure_future(shard.generate(request("a", max_new_tokens=50_000)))
+    await running(shard, 1)
+    await shard.worker.call("hang")
+    states = [await shard.probe() for _ in range(3)]
+    assert [state.busy for state in states] == [True] * 3
+    assert len({state.generated_tokens for state in states}) == 1
+    call.cancel()
     shard.kill()
     await shard.close()
 
@@ -227,41 +257,118 @@ async def trainer_logprobs(trainer, plane, results, prompt=(1, 2, 3)):
     return np.concatenate([row[len(prompt) :] for row in written.rows()])
 
 
-async def test_a_shard_that_does_not_answer_aborts_the_transfer(trainer, shards):
+async def test_a_frozen_shard_is_found_by_the_deadline_and_the_others_are_whole(trainer, shards):
     sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(0.5, "spec.refit"))
     await sync.init_communicator()
     await sync.sync_weights(0)
     os.kill(shards[1].worker.pid, signal.SIGSTOP)
     with pytest.raises(
-        RefitAborted, match=r"generation shard 1: load_weights .* within 0\.5 s; raise spec\.refit"
-    ):
+        RefitIncomplete, match=r"generation shard 1: load_weights .* within 0\.5 s; raise spec\.refit"
+    ) as caught:
         await sync.sync_weights(1)
+    assert (caught.value.acknowledged, caught.value.died) == ((0,), ())
+    assert (await shards[0].probe()).weight_version == 1
     shards[1].kill()
     with pytest.raises(WorkerDied):
         await shards[1].probe()
 
+    assert await sync.reconcile(frozenset({1})) == "rebuilt"
     assert (await sync.sync_weights(2)).participants == (0,)
     await shards[1].start()
+    assert await sync.reconcile(frozenset()) == "rebuilt"
     assert (await sync.sync_weights(3)).participants == (0, 1)
     assert (await shards[1].probe()).weight_version == 3
 
 
-async def test_a_shard_that_ends_during_a_transfer_is_left_out(sync, trainer, shards):
+async def test_a_shard_that_ends_during_a_transfer_is_named_and_the_others_are_whole(sync, shards):
     await sync.init_communicator()
     os.kill(shards[1].worker.pid, signal.SIGKILL)
     assert shards[1].alive  # nobody has heard of it yet
-    report = await sync.sync_weights(2)
-
-    assert report.participants == (0,)
-    assert not sync.is_stale
+    with pytest.raises(RefitIncomplete, match="generation shard 1 ended") as caught:
+        await sync.sync_weights(2)
+    assert (caught.value.acknowledged, caught.value.died) == ((0,), (1,))
+    assert sync.is_stale
     assert (await shards[0].probe()).weight_version == 2
 
     os.kill(shards[0].worker.pid, signal.SIGKILL)
-    with pytest.raises(RefitAborted, match="weights of version 3 did not land: generation shard 0 ended"):
+    with pytest.raises(RefitIncomplete, match="weights of version 3 did not land: generation shard 0 ended"):
         await sync.sync_weights(3)
 
 
+async def test_a_new_engine_is_attached_though_the_absent_shards_are_the_same(sync, shards):
+    await sync.init_communicator()
+    await sync.sync_weights(0)
+    assert await sync.reconcile(frozenset()) == "unchanged"
+    await shards[1].start()
+    assert (await shards[1].probe()).weight_version == -1
+    assert await sync.reconcile(frozenset()) == "rebuilt"
+    assert (await sync.sync_weights(1)).participants == (0, 1)
+
+
+async def test_a_shard_that_is_frozen_while_buffers_are_made_fails_the_transfer_alone(trainer, shards):
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(0.5, "spec.refit"))
+    await sync.init_communicator()
+    os.kill(shards[1].worker.pid, signal.SIGSTOP)
+    assert await sync.reconcile(frozenset(), force=True) == "rebuilt"
+    with pytest.raises(
+        RefitIncomplete, match=r"generation shard 1: attach_weights .* within 0\.5 s"
+    ) as caught:
+        await sync.sync_weights(1)
+    assert caught.value.acknowledged == (0,)
+    os.kill(shards[1].worker.pid, signal.SIGCONT)
+    assert await sync.reconcile(frozenset()) == "rebuilt"  # it is not attached yet
+    assert (await sync.sync_weights(2)).participants == (0, 1)
+
+
+async def test_a_transfer_whose_buffers_were_replaced_meanwhile_loads_nothing(trainer, shards):
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(5.0, "spec.refit"))
+    await sync.init_communicator()
+    os.kill(trainer.worker.pid, signal.SIGSTOP)
+    late = asyncio.ensure_future(sync.sync_weights(1))
+    await asyncio.sleep(0.05)
+    rebuilding = asyncio.ensure_future(sync.reconcile(frozenset(), force=True))
+    await asyncio.sleep(0.05)
+    os.kill(trainer.worker.pid, signal.SIGCONT)
+    with pytest.raises(RefitAborted, match="buffers were replaced"):
+        await late
+    assert await rebuilding == "rebuilt"
+    assert {(await shard.probe()).weight_version for shard in shards} == {-1}
+
+
+async def test_a_trainer_that_ended_ends_the_run(sync, trainer):
+    await sync.init_communicator()
+    trainer.worker.kill()
+    with pytest.raises(TrainerFailure, match="publish_weights"):
+        await sync.sync_weights(1)
+
+
+async def test_a_shard_with_half_loaded_weights_generates_nothing(monkeypatch, trainer):
+    monkeypatch.setattr(generator_module, "shard_service", torch_services.misreading_shard)
+    shard = TorchGenerator(0, LONG)
+    await shard.start()
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: [shard], bound=Bound(5.0, "spec.refit"))
+    await sync.init_communicator()
+    await sync.sync_weights(0)
+    call = asyncio.ensure_future(shard.generate(request("a", max_new_tokens=300)))
+    await running(shard, 1)
+    await shard.worker.call("misread", True)
+    with pytest.raises(RefitIncomplete, match="the weights have digest"):
+        await sync.sync_weights(1)
+    first = await shard.probe()
+    await asyncio.sleep(0.2)
+    second = await shard.probe()
+    assert (first.running, first.busy, first.weight_version) == (1, False, -1)
+    assert first.generated_tokens == second.generated_tokens
+    assert not call.done()
+
+    await shard.worker.call("misread", False)
+    await sync.sync_weights(2)
+    assert set((await call).weight_versions) <= {0, 2}
+    await shard.close()
+
+
 async def test_all_shards_hold_the_trainers_very_bytes(sync, shards, trainer, batch):
+    await sync.init_communicator()
     await train_once(trainer, batch)
     await sync.sync_weights(7)
     published = await trainer.worker.call("publish_weights")

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from asyncrl_runtime.core.errors import InfraFailure
+from asyncrl_runtime.core.errors import InfraFailure, WorkerDied
 from asyncrl_runtime.ports.generator import GenerationRequest, Sampling
 
 
@@ -75,3 +75,27 @@ class GeneratorContract:
 
         with pytest.raises(InfraFailure):
             await generator.generate(request("a"))
+
+    async def test_a_killed_shard_is_heard_of_and_its_requests_fail(self, generator):
+        call = asyncio.ensure_future(generator.generate(request("a", max_new_tokens=self.long_tokens)))
+        await running(generator, 1)
+        end = asyncio.ensure_future(generator.until_ended())
+        await asyncio.sleep(0)
+        assert not end.done()
+        generator.kill()
+        generator.kill()
+
+        assert await asyncio.wait_for(end, 5.0)
+        with pytest.raises(WorkerDied):
+            await call
+        assert await generator.until_ended()
+        assert not generator.alive
+
+    async def test_a_killed_shard_starts_anew_without_weights(self, generator):
+        generator.kill()
+        await generator.start()
+
+        assert generator.alive
+        assert (await generator.probe()).weight_version == -1
+        await generator.ping()
+        assert (await generator.generate(request("a"))).token_ids

@@ -5,7 +5,7 @@
 
 import pytest
 
-from asyncrl_runtime.core.errors import RefitAborted
+from asyncrl_runtime.core.errors import RefitAborted, RefitIncomplete
 
 
 class WeightSyncContract:
@@ -35,6 +35,38 @@ class WeightSyncContract:
         with pytest.raises(RefitAborted, match="weights of version 4 did not land"):
             await sync.sync_weights(4)
         assert sync.is_stale
+
+    async def test_absent_shards_get_no_weights_and_cost_one_rebuild(self, sync, shards):
+        await sync.init_communicator()
+        await sync.sync_weights(1)
+        last = shards[-1].index
+
+        assert await sync.reconcile(frozenset()) == "unchanged"
+        assert await sync.reconcile(frozenset({last})) == "rebuilt"
+        assert await sync.reconcile(frozenset({last})) == "unchanged"
+        report = await sync.sync_weights(2)
+        assert set(report.participants) == {shard.index for shard in shards[:-1]}
+        assert (await shards[-1].probe()).weight_version == 1
+        assert await sync.reconcile(frozenset()) == "rebuilt"
+        assert last in (await sync.sync_weights(3)).participants
+
+    async def test_a_forced_reconcile_builds_anew_though_nobody_left(self, sync):
+        await sync.init_communicator()
+        assert await sync.reconcile(frozenset(), force=True) == "rebuilt"
+        await sync.sync_weights(1)
+
+    async def test_a_receiver_that_ended_is_told_from_those_that_are_complete(self, sync, shards):
+        await sync.init_communicator()
+        shards[-1].kill()
+        with pytest.raises(RefitIncomplete) as caught:
+            await sync.sync_weights(2)
+
+        assert set(caught.value.acknowledged) == {shard.index for shard in shards[:-1]}
+        assert caught.value.died == (shards[-1].index,)
+        assert {(await shard.probe()).weight_version for shard in shards[:-1]} == {2}
+
+    async def test_standing_down_needs_no_transfer(self, sync):
+        sync.stand_down()
 
     async def test_scales_that_cannot_be_carried_are_refused(self, sync):
         await sync.init_communicator()

@@ -112,14 +112,15 @@ class ScriptedGenerator:
 
     async def start(self) -> None:
         """A new engine, after the time that the script says."""
+        again = self.starts > 0 or not self.alive
         self.starts += 1
-        if self.starts > 1:
+        if again:
             self.kill()
         await asyncio.sleep(self.start_seconds)
         error = self.start_failing(self.starts)
         if error is not None:
             raise error
-        if self.starts > 1:
+        if again:
             self.weight_version = -1
         self.frozen = self.hung = False
         self._ended = None
