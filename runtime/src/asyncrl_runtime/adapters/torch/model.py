@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from asyncrl_runtime.adapters.torch.folder import weight_files
+from asyncrl_runtime.adapters.torch.fused import rotated, swiglu
 from asyncrl_runtime.adapters.torch.interface import Model, SlotCache, finite_memory
 from asyncrl_runtime.adapters.torch.packing import CausalBlocks
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
@@ -43,8 +44,7 @@ class _Layer(nn.Module):
         qkv = F.linear(F.rms_norm(x, x.shape[-1:], self.attention_norm, self.eps), self.qkv, self.qkv_bias)
         qkv = qkv.unflatten(-1, (-1, self.head_dim))
         turned, values = qkv.split((self.heads + self.kv_heads, self.kv_heads), -2)
-        first, second = turned.chunk(2, -1)
-        turned = torch.addcmul(turned * cos, torch.cat((second, first), -1), sin).to(values.dtype)
+        turned = rotated(turned, cos, sin).to(values.dtype)
         queries, keys = turned.split((self.heads, self.kv_heads), -2)
         return queries, keys, values
 
@@ -52,8 +52,7 @@ class _Layer(nn.Module):
         """Output projection and feed-forward; attended is [..., heads * head_dim]."""
         x = x + F.linear(attended, self.out)
         hidden = F.linear(F.rms_norm(x, x.shape[-1:], self.ffn_norm, self.eps), self.gate_up)
-        gate, up = hidden.chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        return x + F.linear(swiglu(hidden), self.down)
 
 
 class _Cache(SlotCache):
@@ -99,19 +98,22 @@ class Decoder(Model):
 
     def logits(self, token_ids: Tensor, wanted: Tensor) -> Tensor:
         """Next-token logits at the wanted positions, in row order; see `Model`."""
-        x, _ = self._full(token_ids, keep=False)
-        return self._head(x[wanted])
+        x, _ = self._full(token_ids, wanted.flatten().nonzero()[:, 0], keep=False)
+        return self._head(x)
 
     def packed_logits(self, token_ids: Tensor, lengths: np.ndarray, wanted: Tensor) -> Tensor:
         """Next-token logits of sequences back to back; see `Model`."""
         blocks = CausalBlocks(lengths, token_ids.device)
         cos, sin = (table[blocks.positions, None] for table in self._rotations(int(lengths.max())))
         grouped = self.shape.num_heads != self.shape.num_kv_heads
+        wanted = wanted.nonzero()[:, 0]
         x = F.embedding(token_ids, self.embed)
         for layer in self._layers():
-            attended = blocks.attend(*layer.heads_of(x, cos, sin), grouped=grouped)
-            x = layer.after_attention(x, attended.flatten(1))
-        return self._head(x[wanted])
+            attended = blocks.attend(*layer.heads_of(x, cos, sin), grouped=grouped).flatten(1)
+            if layer is self.layers[-1]:
+                x, attended = (part.index_select(0, wanted) for part in (x, attended))
+            x = layer.after_attention(x, attended)
+        return self._head(x)
 
     def new_cache(self, slots: int, tokens: int) -> _Cache:
         """Room for `slots` sequences of `tokens`."""
@@ -122,13 +124,13 @@ class Decoder(Model):
     ) -> Tensor:
         """Fill slots from rows; logits after each row's last token."""
         assert isinstance(cache, _Cache)
-        x, kept = self._full(token_ids, keep=True)
+        wanted = torch.arange(len(lengths), device=lengths.device) * token_ids.shape[1] + lengths - 1
+        x, kept = self._full(token_ids, wanted, keep=True)
         width = token_ids.shape[1]
         for layer, (keys, values) in enumerate(kept):
             cache.data[layer, 0, slots, :, :width] = keys[rows]
             cache.data[layer, 1, slots, :, :width] = values[rows]
-        last = x[torch.arange(len(lengths), device=x.device), lengths - 1]
-        return self._head(last)
+        return self._head(x)
 
     def decode(self, cache: SlotCache, token_ids: Tensor, positions: Tensor, span: int) -> Tensor:
         """One token for each of the first N slots."""
@@ -155,20 +157,30 @@ class Decoder(Model):
             x = layer.after_attention(x, attended.reshape(count, -1))
         return self._head(x)
 
-    def _full(self, token_ids: Tensor, *, keep: bool) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Final hidden states [B, T, width] of right-padded rows, and keys and values if kept."""
+    def _full(
+        self, token_ids: Tensor, wanted: Tensor, *, keep: bool
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Final hidden states of right-padded rows, and all keys and values if kept.
+
+        Shapes:
+            wanted   [K], numbers of the wanted positions among all B * T, ascending
+            returns  [K, width]; per layer keys and values [B, kv_heads, T, head_dim]
+        """
         cos, sin = (table[: token_ids.shape[1], None] for table in self._rotations(token_ids.shape[1]))
         grouped = self.shape.num_heads != self.shape.num_kv_heads
         x = F.embedding(token_ids, self.embed)
         kept = []
         for layer in self._layers():
             queries, keys, values = (part.transpose(1, 2) for part in layer.heads_of(x, cos, sin))
+            if keep:
+                kept.append((keys, values))
             attended = F.scaled_dot_product_attention(
                 queries, keys, values, is_causal=True, enable_gqa=grouped
             )
-            x = layer.after_attention(x, attended.transpose(1, 2).flatten(2))
-            if keep:
-                kept.append((keys, values))
+            attended = attended.transpose(1, 2).flatten(2)
+            if layer is self.layers[-1]:  # what follows concerns each position alone
+                x, attended = (part.flatten(0, 1).index_select(0, wanted) for part in (x, attended))
+            x = layer.after_attention(x, attended)
         return x, kept
 
     def _layers(self) -> list[_Layer]:
