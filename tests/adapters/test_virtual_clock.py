@@ -106,8 +106,13 @@ def test_cancelled_timers_neither_fire_nor_move_the_clock():
 def test_timers_of_one_moment_fire_before_what_they_make_ready_in_the_same_order_each_time():
     async def main():
         loop, seen = asyncio.get_running_loop(), []
+
+        def fire(name):
+            seen.append(name)
+            loop.call_soon(seen.append, name.upper())
+
         for name in "abcdefgh":
-            loop.call_later(1, lambda name=name: (seen.append(name), loop.call_soon(seen.append, name.upper())))
+            loop.call_later(1, fire, name)
         await asyncio.sleep(2)
         return "".join(seen)
 

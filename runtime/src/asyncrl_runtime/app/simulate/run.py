@@ -57,7 +57,7 @@ PATIENCE = 10
 ENDLESS_BATCHES = 64
 """Dispatch batches of an epoch where the data do not end."""
 
-YOUNG_OBJECTS = 100_000
+YOUNG_OBJECTS = 1_000_000
 """Allocations between two collections: a run holds many small objects and makes few cycles."""
 
 
