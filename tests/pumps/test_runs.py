@@ -344,23 +344,3 @@ async def test_a_stop_ends_the_run_after_the_step_without_losing_a_prompt():
     await stopper
     assert 0 < run.progress.steps < 20
     assert run.balanced
-
-
-async def test_sc_14_21_no_attempt_starts_between_the_close_of_a_step_and_its_refit():
-    run = Run(Script(prompts=12, sync_seconds=lambda version: 0.5, train_seconds=lambda step: 0.25))
-    run.groups.rollouts = spy = RolloutSpy(run, run.groups.rollouts)
-    await run.go()
-    assert len(spy.in_step) == 12
-    assert all(spy.in_step)
-
-
-class RolloutSpy:
-    """Notes, as each attempt starts, whether the shards hold what it is stamped with."""
-
-    def __init__(self, run, inner):
-        self.run, self.inner, self.in_step = run, inner, []
-
-    async def roll_group(self, prompt, **rest):
-        slot = self.run.rollout.inflight[rest["group_id"]].slot
-        self.in_step.append(self.run.gate.is_open and slot.start_weight == self.run.shards[0].weight_version)
-        return await self.inner.roll_group(prompt, **rest)
