@@ -9,11 +9,13 @@ from zlib import crc32
 import pytest
 from support.jobs import ScriptedStart, job_spec, run_until_killed
 
+from asyncrl_runtime.adapters.directory_snapshots import DirectorySnapshots
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.virtual_clock import run_virtual
 from asyncrl_runtime.app.resume import NothingUsable, newest_usable
 from asyncrl_runtime.core.errors import InfraFailure
+from asyncrl_runtime.core.fingerprint import identity_of
 from asyncrl_runtime.core.restore import RestoreRefused
 
 PROMPTS = 14
@@ -30,6 +32,13 @@ SAMPLERS = {
 def fast_disk(monkeypatch):
     """Nothing here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def usable(folder, mode="latest", identity=None):
+    store = DirectoryStore(folder)
+    return newest_usable(
+        store, snapshots=DirectorySnapshots(store), mode=mode, identity=identity or identity_of({})
+    )
 
 
 def draw(seed, text):
@@ -181,12 +190,12 @@ def test_sc_14_165_looking_for_a_bundle_changes_nothing(tmp_path):
     (tmp_path / "step_7" / "config.yaml").write_text("changed")
     (tmp_path / "tmp_step_8").mkdir()
     before = {p: p.read_bytes() if p.is_file() else None for p in sorted(tmp_path.rglob("*"))}
-    assert newest_usable(DirectoryStore(tmp_path)).bundle.step == 6
+    assert usable(tmp_path).bundle.step == 6
     assert {p: p.read_bytes() if p.is_file() else None for p in sorted(tmp_path.rglob("*"))} == before
 
 
 def test_an_empty_folder_is_a_fresh_start(tmp_path):
-    assert newest_usable(DirectoryStore(tmp_path / "none")) is None
+    assert usable(tmp_path / "none") is None
 
 
 def test_sc_14_156_a_changed_step_size_is_refused_before_anything_is_touched(tmp_path):
@@ -203,7 +212,7 @@ def test_sc_9_86_another_sampler_generates_unfinished_prompts_again(after, tmp_p
     for turns in (150, 200):
         folder = tmp_path / str(turns)
         run_until_killed(start_of(spec_of("in_order", 3), folder, 3), turns)
-        if newest_usable(DirectoryStore(folder)) is None:
+        if usable(folder) is None:
             continue
         second = start_of(spec_of(after, 3), folder, 3)
         run_virtual(second.run())
@@ -220,7 +229,7 @@ def test_sc_9_85_without_the_rows_every_prompt_is_generated_again(tmp_path):
     without = spec.checkpointing.model_copy(update={"save_data_plane": False})
     spec = spec.model_copy(update={"checkpointing": without})
     run_until_killed(start_of(spec, tmp_path, 5), 150)
-    assert newest_usable(DirectoryStore(tmp_path)).cut.index == ()
+    assert usable(tmp_path).cut.index == ()
     second = start_of(spec, tmp_path, 5)
     run_virtual(second.run())
     assert sorted(second.trained_positions()) == list(range(PROMPTS))

@@ -7,6 +7,7 @@ from pathlib import Path
 from asyncrl_api.derived import Derived
 from asyncrl_api.parse import parse
 from asyncrl_api.resolve import resolve
+from asyncrl_runtime.adapters.directory_snapshots import DirectorySnapshots
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.scripted import (
@@ -22,12 +23,13 @@ from asyncrl_runtime.adapters.virtual_clock import VirtualClockLoop
 from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
 from asyncrl_runtime.app.resume import newest_usable, resume
 from asyncrl_runtime.app.samplers import build_sampler
+from asyncrl_runtime.core.fingerprint import identity_of
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.pumps.supervisor import supervise
 from support.runs import Events, Records
 
 
-def job_spec(*, groups_per_step=2, generations=2, async_rl=None, checkpointing=None, **grpo):
+def job_spec(*, groups_per_step=2, generations=2, async_rl=None, checkpointing=None, more=None, **grpo):
     """A resolved spec that only the scripted parts read."""
     raw = {
         "apiVersion": "asyncrl.io/v1alpha1",
@@ -51,6 +53,7 @@ def job_spec(*, groups_per_step=2, generations=2, async_rl=None, checkpointing=N
             "dataPlane": {"backend": "inProcess"},
             "asyncRL": async_rl or {},
             "checkpointing": {"enabled": True, "savePeriod": 1, **(checkpointing or {})},
+            **(more or {}),
         },
     }
     return resolve(parse(raw)).spec
@@ -80,14 +83,25 @@ class ScriptedStart:
         store = DirectoryStore(self.folder)
         store.claim()
         store.sweep()
-        self.found = newest_usable(store)
+        snapshots = DirectorySnapshots(store)
+        snapshots.sweep()
+        self.identity = identity_of(self.spec.model_dump(mode="json", by_alias=True))
+        self.found = newest_usable(
+            store,
+            snapshots=snapshots,
+            mode=self.spec.rollout_checkpointing.restore_mode,
+            identity=self.identity,
+        )
+        if self.found is None and self.spec.rollout_checkpointing.snapshot_attempt_interval_seconds:
+            snapshots.write_bootstrap(self.identity.to_json())
         parts = self.parts = self._connect(store)
         if self.found is not None:
             await resume(parts, self.found)
         await parts.refit.run()
         if self.stop_after is not None:
             asyncio.get_running_loop().call_later(self.stop_after, parts.ask_to_stop)
-        return await supervise(parts.train.run(), {"rollout": parts.rollout.run()})
+        beside = {"rollout": parts.rollout.run(), "snapshots": parts.snapshots.run()}
+        return await supervise(parts.train.run(), beside)
 
     def _connect(self, store):
         spec, facts = self.spec, Derived(self.spec)

@@ -68,6 +68,15 @@ def write_snapshot(directory: Path, pieces: Iterable[SavedRows]) -> Mapping[str,
     return {"rows": rows, "bytes": written + len(text), "live_bytes": live, "sha256": digests}
 
 
+def saved_samples(directory: Path) -> frozenset[SampleId]:
+    """Which rows a snapshot holds; its tensors are not read. Raises SnapshotDamaged."""
+    try:
+        index = json.loads((directory / INDEX).read_bytes())
+        return frozenset(sample for piece in index for sample in piece["samples"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SnapshotDamaged(str(directory), str(error) or type(error).__name__) from error
+
+
 def read_snapshot(directory: Path) -> list[SavedRows]:
     """The pieces. Raises SnapshotDamaged."""
     from safetensors import SafetensorError

@@ -31,9 +31,10 @@ from asyncrl_runtime.pumps.after_step import StepEnd
 from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.fleet import Fleet
-from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutPump
+from asyncrl_runtime.pumps.snapshot import SnapshotPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.supervisor import supervise
 from asyncrl_runtime.pumps.train import RunEnd, TrainProgress, TrainPump
@@ -96,6 +97,7 @@ class Parts:
     checkpointer: Checkpointer = field(init=False)
     end: StepEnd = field(init=False)
     train: TrainPump = field(init=False)
+    snapshots: SnapshotPump = field(init=False)
     watchdog: Watchdog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class Parts:
         self.checkpointer = wiring.checkpointer(self)
         self.end = wiring.step_end(self)
         self.train = wiring.train_pump(self)
+        self.snapshots = wiring.snapshot_pump(self)
         self.watchdog = wiring.watchdog(self)
 
     def ask_to_stop(self) -> None:
@@ -125,9 +128,11 @@ class Parts:
         return Derived(self.spec)
 
     async def final_save(self) -> None:
-        """Save once more where the end became visible after the last step was saved (SC-5.73)."""
+        """Save once more where the end became visible after the last step was saved (SC-5.73, 9.58)."""
         if self.checkpointer.due(last=True):
             await self.checkpointer.save(validation=self.validator.latest)
+        elif self.snapshots.interval_seconds is not None:
+            await self.snapshots.attempt(force=True)
 
     async def run(self, prepare: Callable[[], Awaitable[None]]) -> RunEnd:
         """Prepare, then both pumps; watched all the while, until one part ends the run (SC-5.4, 5.5)."""
@@ -142,7 +147,16 @@ class Parts:
             await ready.wait()
             await self.rollout.run()
 
-        beside = {**wiring.fleet_pumps(self), "watchdog": self.watchdog.run(), "rollout": rollout()}
+        async def snapshots() -> None:
+            await ready.wait()
+            await self.snapshots.run()
+
+        beside = {
+            **wiring.fleet_pumps(self),
+            "watchdog": self.watchdog.run(),
+            "rollout": rollout(),
+            "snapshots": snapshots(),
+        }
         return await supervise(train(), beside)
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,13 @@ def config_yaml(job: AsyncRLJob) -> str:
     return yaml.safe_dump(_redacted(manifest_of(job)), sort_keys=False, allow_unicode=True)
 
 
+def redacted_spec(job: AsyncRLJob) -> Mapping[str, object]:
+    """The resolved spec, with what looks like a credential redacted."""
+    spec = _redacted(manifest_of(job)["spec"])
+    assert isinstance(spec, Mapping)
+    return spec
+
+
 def _redacted(value: object) -> object:
     if isinstance(value, Mapping):
         hides = "name" in value and _SECRET.search(str(value["name"])) and "value" in value

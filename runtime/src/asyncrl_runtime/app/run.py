@@ -17,6 +17,7 @@ import structlog
 from asyncrl_api.base import quantity_bytes
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob
+from asyncrl_runtime.adapters.directory_snapshots import DirectorySnapshots
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.environments.build import build_environment
 from asyncrl_runtime.adapters.folder_lock import FolderLock
@@ -27,7 +28,7 @@ from asyncrl_runtime.adapters.sources.build import training_prompts, validation_
 from asyncrl_runtime.adapters.tokenizers.build import load_tokenizer
 from asyncrl_runtime.app.beside import import_from, with_located_model
 from asyncrl_runtime.app.build import Outside, Parts, connect
-from asyncrl_runtime.app.config import config_yaml
+from asyncrl_runtime.app.config import config_yaml, redacted_spec
 from asyncrl_runtime.app.dumps import StackDumps
 from asyncrl_runtime.app.failures import as_run_error, failure_facts
 from asyncrl_runtime.app.loop_watch import LoopFrozen, LoopWatch
@@ -38,6 +39,7 @@ from asyncrl_runtime.app.snapshot import run_state
 from asyncrl_runtime.app.state import RunState, read_state
 from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_early_failure, write_summary
 from asyncrl_runtime.core.errors import RunError
+from asyncrl_runtime.core.fingerprint import identity_of
 from asyncrl_runtime.core.ledger import PromptCounts
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.train import RunEnd
@@ -115,8 +117,14 @@ class JobRun:
         store = DirectoryStore(self.folder / "checkpoints")
         store.claim()
         store.sweep()
+        snapshots = DirectorySnapshots(store)
+        snapshots.sweep()
         self._enter("Initializing", "reading data")
-        found = newest_usable(store)
+        rollouts = self.job.spec.rollout_checkpointing
+        identity = identity_of(redacted_spec(self.job), rollouts.extra_fingerprint_excluded_paths)
+        found = newest_usable(store, snapshots=snapshots, mode=rollouts.restore_mode, identity=identity)
+        if found is None and rollouts.snapshot_attempt_interval_seconds is not None:
+            snapshots.write_bootstrap(identity.to_json())
         observer.samples.forget_after(found.cut.steps if found else 0)
         outside = await self._outside(observer, store, text, found)
         import_from(self.manifest_folder)
@@ -168,7 +176,7 @@ class JobRun:
             self._enter("Initializing", "starting trainer and shards")
             await parts.start()
             if found is not None:
-                self._enter("Initializing", f"restoring {found.bundle.path.name}")
+                self._enter("Initializing", f"restoring {found.name}")
                 await resume(parts, found)
                 self._carry_tally(found)
             self._goes_on = True

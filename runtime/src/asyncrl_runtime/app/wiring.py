@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Literal
 
 from asyncrl_api.resolve import resolved
+from asyncrl_runtime.adapters.directory_snapshots import DirectorySnapshots
 from asyncrl_runtime.app.backends import shard_sampling
 from asyncrl_runtime.app.samplers import over_sampling_cap, zero_spread
 from asyncrl_runtime.core.dataloader import DataCursor
@@ -17,6 +18,7 @@ from asyncrl_runtime.core.retention import Retention
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.after_step import StepEnd
+from asyncrl_runtime.pumps.capture import CaptureSettings, TokenCapture, granularity_of
 from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
 from asyncrl_runtime.pumps.commit import Committer
 from asyncrl_runtime.pumps.fleet import Fleet
@@ -25,6 +27,7 @@ from asyncrl_runtime.pumps.probe import ProbePump, ReadmissionPump, RestartPump
 from asyncrl_runtime.pumps.refit import Refit, RefitSettings
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
+from asyncrl_runtime.pumps.snapshot import SnapshotPump
 from asyncrl_runtime.pumps.train import TrainPump, TrainSettings
 from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
 from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
@@ -93,6 +96,8 @@ def group_runner(parts: Parts) -> GroupRunner:
         generations=facts.num_generations_per_prompt,
         requeue_aborted=spec.async_rl.requeue_aborted_prompts,
         discard_group=zero_spread(spec),
+        capture=token_capture(parts),
+        min_valid_row_fraction=failure.min_valid_row_fraction,
     )
 
 
@@ -117,7 +122,9 @@ def rollout_pump(parts: Parts) -> RolloutPump:
         observer=parts.outside.observer,
         groups=group_runner(parts),
         groups_per_step=facts.num_prompts_per_step,
-        max_inflight_prompts=spec.async_rl.max_inflight_prompts,
+        max_inflight_prompts=parts.buffer.capacity
+        if spec.async_rl.max_inflight_generations is not None
+        else spec.async_rl.max_inflight_prompts,
         over_sampling_cap=over_sampling_cap(parts.sampler, parts.versions, facts),
     )
 
@@ -366,5 +373,43 @@ def watchdog(parts: Parts) -> Watchdog:
         wall_clock=time.time,
         dump=parts.outside.dump_stacks,
         check_fleet=parts.fleet.check_exhausted,
-        gauges=lambda: {**parts.fleet.metrics(), **parts.refit.metrics()},
+        gauges=lambda: {**parts.fleet.metrics(), **parts.refit.metrics(), **parts.snapshots.gauges()},
+    )
+
+
+def snapshot_pump(parts: Parts) -> SnapshotPump:
+    """Saves the rollout side between trainer checkpoints."""
+    settings = parts.spec.rollout_checkpointing
+    return SnapshotPump(
+        store=DirectorySnapshots(parts.outside.store),
+        checkpointer=parts.checkpointer,
+        observer=parts.outside.observer,
+        interval_seconds=settings.snapshot_attempt_interval_seconds,
+        keep_latest=settings.keep_latest_k,
+    )
+
+
+def token_capture(parts: Parts) -> TokenCapture | None:
+    """Finishes siblings one by one, where the job asks for it."""
+    spec, recovery = parts.spec, parts.spec.rollout_recovery
+    if not spec.token_capture.enabled:
+        return None
+    return TokenCapture(
+        settings=CaptureSettings(
+            granularity=granularity_of(
+                recovery.default_granularity,
+                recovery.task_source_granularity_overrides or {},
+                recovery.agent_granularity_overrides or {},
+            ),
+            finalizers=spec.token_capture.num_finalizers,
+            finalize_timeout_seconds=spec.token_capture.finalize_timeout_seconds,
+            max_generations=spec.async_rl.max_inflight_generations,
+        ),
+        plane=parts.plane,
+        ledger=parts.ledger,
+        sampler=parts.sampler,
+        versions=parts.versions,
+        gate=parts.gate,
+        barrier=parts.barrier,
+        generations=parts.facts.num_generations_per_prompt,
     )

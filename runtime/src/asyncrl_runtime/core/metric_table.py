@@ -314,6 +314,7 @@ CHECKPOINT = _rows(
 ) + _rows(
     "tick",
     "checkpoint/",
+    ("snapshot_attempts_total/<reason>", "total", "attempts", "Rollout snapshots attempted, by outcome."),
     ("seconds_since_last_durable_snapshot", "gauge", "seconds", "Work that a crash would lose."),
 )
 

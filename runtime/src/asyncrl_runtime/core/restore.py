@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from asyncrl_runtime.core.drops import StepAccounts
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import LedgerEntry, PromptLedger
-from asyncrl_runtime.core.records import GroupMeta, PromptRef
+from asyncrl_runtime.core.records import STAGING, GroupMeta, PromptRef, SampleId
 
 SCHEMA_VERSION = 1
 
@@ -264,6 +264,33 @@ def _to_prompt_work(ledger: PromptLedger) -> None:
     ledger.strike_owed()
     for entry in ledger.entries.values():
         entry.state, entry.target_step, entry.replacements = "reserved", None, 0
+
+
+def check_inventory(cut: Cut, held: Collection[SampleId], *, path: str) -> None:
+    """Rows and index must name the same groups (SC-9.83). Raises RestoreRefused.
+
+    A staging row that an entry names and that is missing only costs its sibling, see `reconcile_staging`.
+    """
+    known = {sample for group in cut.index for sample in group.sample_ids}
+    canonical = {key for key in held if not key.startswith(STAGING)}
+    if canonical != known:
+        raise RestoreRefused(
+            path,
+            f"its data plane lacks {len(known - canonical)} rows of its index and holds "
+            f"{len(canonical - known)} that the index does not know",
+        )
+
+
+def reconcile_staging(ledger: PromptLedger, held: Collection[SampleId]) -> tuple[str, ...]:
+    """Demote finished siblings without a row to missing; the staging rows that nobody needs (SC-9.74)."""
+    named = set()
+    for entry in ledger.entries.values():
+        keys = dict(zip(sorted(entry.sealed), entry.staging, strict=True))
+        gone = [i for i, key in keys.items() if key not in held or entry.granularity == "prompt_group"]
+        if gone:
+            ledger.unseal(entry, gone)
+        named.update(entry.staging)
+    return tuple(sorted(key for key in held if key.startswith(STAGING) and key not in named))
 
 
 def _rows(groups: tuple[GroupMeta, ...] | list[GroupMeta]) -> tuple[str, ...]:

@@ -18,6 +18,14 @@ class Bundle:
     path: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A committed rollout snapshot."""
+
+    number: int
+    path: Path
+
+
 @dataclass(eq=False)
 class BundleDamaged(RunError):
     """A bundle lacks a part, or a part is not what was written."""
@@ -83,4 +91,32 @@ class CheckpointStore(Protocol):
 
     def report(self, status: Mapping[str, object]) -> None:
         """Tell monitors about the last attempt (SC-9.13)."""
+        ...
+
+
+class SnapshotStore(Protocol):
+    """Where rollout snapshots live: below an anchor, a checkpoint or the bootstrap (SC-1.66 to 1.68)."""
+
+    def anchor_of(self, bundle: Bundle | None) -> Path:
+        """Where snapshots on top of a bundle are; without one, those before the first."""
+        ...
+
+    def stage(self, anchor: Path) -> Path:
+        """An empty folder to write a snapshot into. Raises CheckpointFailed when the anchor is gone."""
+        ...
+
+    def publish(self, anchor: Path, staged: Path, facts: Mapping[str, object]) -> Snapshot:
+        """Digest, sync, rename. Raises CheckpointFailed or Fenced: nothing is selectable then."""
+        ...
+
+    def snapshots(self, anchor: Path) -> list[Snapshot]:
+        """Committed snapshots, newest first. Reads names only, changes nothing."""
+        ...
+
+    def verify(self, snapshot: Snapshot) -> Mapping[str, object]:
+        """The manifest. Raises BundleDamaged unless every file is there and has its digest."""
+        ...
+
+    def prune(self, anchor: Path, keep: int) -> None:
+        """Remove all but the newest."""
         ...

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import PromptLedger
-from asyncrl_runtime.core.records import GroupMeta
+from asyncrl_runtime.core.records import STAGING, GroupMeta
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.restore import Cut
 from asyncrl_runtime.core.retention import Retention, Saved
 from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.versions import Versions
-from asyncrl_runtime.ports.checkpoints import BundleDamaged, CheckpointFailed, CheckpointStore
+from asyncrl_runtime.ports.checkpoints import Bundle, BundleDamaged, CheckpointFailed, CheckpointStore
 from asyncrl_runtime.ports.data_plane import DataPlane, FinishSnapshot
 from asyncrl_runtime.ports.trainer import Trainer
 from asyncrl_runtime.pumps.busy import Busy
@@ -31,6 +31,10 @@ INFO, LOADER, INDEX, RECOVERY = (
     "replay_index.json",
     "rollout_recovery.json",
 )
+
+
+DATA_PLANE = "data_plane"
+"""Folder of the rows."""
 
 
 @dataclass(eq=False)
@@ -106,6 +110,19 @@ class Checkpointer:
 
     busy: Busy = field(default_factory=Busy)
     saved: list[Saved] = field(default_factory=list)
+    bundle: Bundle | None = None
+    """The newest checkpoint that this process wrote or came back from."""
+
+    saved_at: float | None = field(default=None, init=False)
+    """Loop time of the newest checkpoint of this process."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held by whoever writes or deletes checkpoints or snapshots (SC-9.35)."""
+
+    staging_rows: int = field(default=0, init=False)
+    """Of the last cut."""
+
+    unreferenced_staging_rows: int = field(default=0, init=False)
     first_step: int = field(default=0, init=False)
     """Steps that earlier attempts completed."""
 
@@ -143,10 +160,14 @@ class Checkpointer:
 
         Without `metrics` no step was measured, and the bundle is no candidate for the best one.
         """
+        async with self.lock:
+            await self._save(metrics, validation or {})
+
+    async def _save(self, metrics: Mapping[str, float] | None, validation: Mapping[str, float]) -> None:
         steps = self.progress.steps
         loop = asyncio.get_running_loop()
         began = loop.time()
-        metric = self._metric(metrics, validation or {})
+        metric = self._metric(metrics, validation)
         staged: Path | None = None
         try:
             async with asyncio.timeout(self.settings.timeout_seconds):
@@ -156,12 +177,14 @@ class Checkpointer:
                 self.busy.moved()
                 async with self.barrier.cut(timeout_seconds=self.settings.barrier_timeout_seconds) as token:
                     paused = loop.time()
-                    cut, finish = await self._cut(token, staged)
+                    cut, finish = await self.cut(token, staged)
                     self.pause_seconds = loop.time() - paused
                 if finish is not None:
                     await finish()
                 self.busy.moved()
-                await asyncio.to_thread(self._write, staged, cut, metric)
+                ranked = {"metric_name": self.settings.metric_name, "metric": metric}
+                await asyncio.to_thread(self.write_cut, staged, cut, ranked)
+                await asyncio.to_thread(self._write_rest, staged)
                 bundle = await asyncio.to_thread(self.store.publish, steps, staged)
         except TimeoutError as error:
             raise CheckpointFailed(
@@ -171,7 +194,7 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointFailed(self._name(staged), str(error)) from error
         self.seconds = loop.time() - began
-        self.last_saved_step = steps
+        self.last_saved_step, self.bundle, self.saved_at = steps, bundle, loop.time()
         self.saved = [*(saved for saved in self.saved if saved.step < steps), Saved(steps, metric)]
         self.observer.event(
             "checkpoint_saved",
@@ -185,12 +208,21 @@ class Checkpointer:
     def _name(self, staged: Path | None) -> str:
         return f"of step {self.progress.steps}" if staged is None else str(staged)
 
-    async def _cut(self, token: CutToken, staged: Path) -> tuple[Cut, FinishSnapshot | None]:
+    @property
+    def recovers_rollouts(self) -> bool:
+        """Rows, index and unfinished prompts are part of a checkpoint (SC-9.75)."""
+        return (
+            self.settings.enabled
+            and self.settings.save_data_plane
+            and self.sampler.supports_buffer_checkpoint
+        )
+
+    async def cut(self, token: CutToken, staged: Path) -> tuple[Cut, FinishSnapshot | None]:
         """Read everything in one await-free block, then fix the rows it names.
 
         `token` proves that nothing moves meanwhile.
         """
-        recoverable = self.settings.save_data_plane and self.sampler.supports_buffer_checkpoint
+        recoverable = self.recovers_rollouts
         ready = (slot.meta for slot in self.buffer if slot.meta is not None)
         claims = self.claims()
         index = (*claims, *ready)
@@ -220,18 +252,29 @@ class Checkpointer:
             for group in index:
                 reopened.reopen(group.group_id, group.prompt, attempt=group.attempt, target_step=None)
             return replace(cut, ledger=reopened.to_json()), None
-        held = await self.plane.keys()
-        known = {sample for group in index for sample in group.sample_ids}
-        if held != known:
-            raise InventoryMismatch(len(known - held), len(held - known))
-        return cut, await self.plane.snapshot(staged / "data_plane")
+        await self._check_inventory(index)
+        return cut, await self.plane.snapshot(staged / DATA_PLANE)
 
-    def _write(self, staged: Path, cut: Cut, metric: float | None) -> None:
+    async def _check_inventory(self, index: Sequence[GroupMeta]) -> None:
+        """Canonical rows are those of the index; every staging row that an entry names exists (SC-9.57)."""
+        held = await self.plane.keys()
+        staging = {key for key in held if key.startswith(STAGING)}
+        known = {sample for group in index for sample in group.sample_ids}
+        named = {key for entry in self.ledger.entries.values() for key in entry.staging}
+        missing, unknown = (known | named) - held, held - staging - known
+        if missing or unknown:
+            raise InventoryMismatch(len(missing), len(unknown))
+        self.staging_rows, self.unreferenced_staging_rows = len(staging), len(staging - named)
+
+    def write_cut(self, staged: Path, cut: Cut, facts: Mapping[str, object]) -> None:
+        """Write the controller's part of a checkpoint or snapshot. Blocks; raises OSError."""
         state = cut.to_json()
         parts = {LOADER: state.pop("data"), INDEX: state.pop("index"), RECOVERY: state.pop("ledger")}
-        parts[INFO] = {**state, "metric_name": self.settings.metric_name, "metric": metric}
+        parts[INFO] = {**state, **facts}
         for name, part in parts.items():
             (staged / name).write_text(json.dumps(part), encoding="utf-8")
+
+    def _write_rest(self, staged: Path) -> None:
         (staged / "config.yaml").write_text(self.config_yaml, encoding="utf-8")
         self.write_tokenizer(staged / "policy" / "tokenizer")
 
