@@ -3,14 +3,29 @@
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from asyncrl_runtime.adapters.scripted import ScriptedGenerator, ScriptedSync
+from asyncrl_api.derived import Derived
+from asyncrl_runtime.adapters.directory_store import DirectoryStore
+from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
+from asyncrl_runtime.adapters.scripted import (
+    ScriptedAdvantages,
+    ScriptedEnvironment,
+    ScriptedGenerator,
+    ScriptedSource,
+    ScriptedSync,
+    ScriptedTokenizer,
+    ScriptedTrainer,
+)
+from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
+from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.core.fleet import FleetLedger, FleetSettings
+from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.ports.generator import GenerationRequest, Sampling
 from asyncrl_runtime.pumps.fleet import Fleet
 from asyncrl_runtime.pumps.probe import ProbePump, ReadmissionPump, RestartPump
 from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
-from support.runs import Events
+from support.runs import Events, Records
 
 
 def request(name, seed=0):
@@ -108,3 +123,81 @@ class Watched:
 
     def readmission(self, readmit):
         return ReadmissionPump(fleet=self.fleet, ledger=self.ledger, readmit=readmit)
+
+
+@dataclass
+class WatchedRun:
+    """A whole run of scripted engines whose job watches its fleet, put together by the application."""
+
+    spec: object
+    folder: Path
+    prompts: int = 40
+    seconds: object = lambda request: 1.0
+    restart_seconds: float = 3.0
+    sync_failing: object = lambda version: False
+    finished: object = lambda parts, step, metrics: None
+    events: Events = field(default_factory=Events, init=False)
+    records: Records = field(default_factory=Records, init=False)
+
+    async def run(self):
+        self.parts = self._connect()
+        return await self.parts.run(self._prepare)
+
+    async def _prepare(self):
+        await self.parts.refit.run()
+
+    def _connect(self):
+        spec = self.spec
+        plane, buffer = InProcessPlane(100_000), ReplayBuffer(Derived(spec).buffer_size)
+        shards = [
+            ScriptedGenerator(index=i, seconds=self.seconds, start_seconds=self.restart_seconds)
+            for i in range(spec.generation.shards)
+        ]
+        for shard in shards:
+            shard.starts = 1
+        self.store = DirectoryStore(self.folder)
+        self.store.claim()
+        outside = Outside(
+            source=ScriptedSource(length=self.prompts),
+            validation=None,
+            tokenizer=ScriptedTokenizer(),
+            environment=ScriptedEnvironment(),
+            observer=self.events,
+            sink=self.records,
+            store=self.store,
+            config_yaml="{}\n",
+            began=asyncio.get_running_loop().time(),
+            finished_step=lambda step, metrics: self.finished(self.parts, step, metrics),
+        )
+        return Parts(
+            spec=spec,
+            outside=outside,
+            plane=plane,
+            buffer=buffer,
+            sampler=build_sampler(spec, buffer),
+            shards=shards,
+            trainer=ScriptedTrainer(plane=plane, seconds=lambda step: 0.5),
+            sync=ScriptedSync(
+                shards=shards,
+                seconds=lambda version: 0.1,
+                failing=self.sync_failing,
+                deadline_seconds=spec.async_rl.refit.deadline_seconds,
+            ),
+            advantages=ScriptedAdvantages(),
+            max_steps=clamped_steps(spec, self.prompts),
+        )
+
+    def moves(self, shard):
+        return [event["new"] for event in self.events.of("shard_state") if event["shard"] == shard]
+
+    @property
+    def whole(self):
+        """Every prompt was trained on once, and the ledger balances."""
+        rows = self.parts.trainer.trained[:: Derived(self.spec).num_generations_per_prompt]
+        trained = sorted(int(row.split("_")[0].split("p")[1]) for row in rows)
+        return trained == list(range(self.prompts)) and self.balanced
+
+    @property
+    def balanced(self):
+        parts = self.parts
+        return parts.ledger.counts(buffered=parts.buffer.ready, claimed=len(parts.train.claims)).balanced
