@@ -43,8 +43,8 @@ class _SwiGlu(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (grad,) = grads
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (grad,) = grad_outputs
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
         result = torch.empty_like(gate_up)
@@ -62,7 +62,7 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (grad,) = grads
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grad_outputs
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None
