@@ -8,6 +8,8 @@ from support.runs import Run, Script
 
 from asyncrl_runtime.adapters.scripted import ScriptedGenerator
 from asyncrl_runtime.core.errors import RefitAborted
+from asyncrl_runtime.core.fleet import FleetLedger
+from asyncrl_runtime.core.metric_names import check_name
 from asyncrl_runtime.core.samplers.windowed import Windowed
 
 pytestmark = pytest.mark.looptime
@@ -251,3 +253,112 @@ async def test_the_drain_waits_for_what_is_in_flight_and_lets_nothing_start(loop
     assert len([name for shard in run.shards for name in shard.started]) == 4
     assert {slot.meta.start_weight for slot in run.buffer if slot.ready} == {0}
     await stop(pump)
+
+
+# ── a fleet that is watched ─────────────────────────────────────────────────────────────────────────
+
+
+def watched(**choices):
+    """A bench whose fleet has a health ledger."""
+    run = bench(**choices)
+    run.health = FleetLedger(num_shards=len(run.shards), clock=asyncio.get_running_loop().time)
+    run.fleet.ledger = run.health
+    run.fleet.__post_init__()
+    return run
+
+
+async def test_sc_6_24_a_drain_does_not_wait_for_rollouts_that_wait_for_this_refit(looptime):
+    run = watched(prompts=4, in_flight=False, generation_seconds=lambda request: 10.0, infra_attempts=1)
+    await run.refit.run()
+    pump = await start_rollouts(run, 4)
+    run.fleet.open_recovery()
+    for shard in range(2):
+        run.health.partial(shard, "aborted")
+    await asyncio.sleep(1)
+    assert run.rollout.inflight
+    run.versions.trainer = run.versions.content = 1
+    metrics = await run.refit.run()
+    assert metrics["timing/train/weight_sync/drain"] == 0
+    assert looptime == 5
+    await asyncio.sleep(11)
+    assert run.rollout.counters.committed == 4
+    await stop(pump)
+
+
+def settled(run, versions=3):
+    run.versions.trainer = run.versions.stamp = versions
+    run.refit.between_updates = lambda: True
+    for shard in range(len(run.shards)):
+        run.health.partial(shard, "aborted")
+
+
+async def test_a_readmission_carries_the_current_version_once_more():
+    run = watched()
+    settled(run)
+    await run.refit.readmit()
+    assert [shard.weight_version for shard in run.health.shards] == [3, 3]
+    assert run.health.serving == (0, 1)
+    assert run.versions.stamp == 3
+    (told,) = run.events.of("refit")
+    assert (told["version"], told["readmission"]) == (3, True)
+
+
+@pytest.mark.parametrize("unsettled", ["training", "not yet refit"])
+async def test_a_readmission_never_carries_parameters_of_another_version(unsettled):
+    run = watched()
+    settled(run)
+    if unsettled == "training":
+        run.refit.between_updates = lambda: False
+    else:
+        run.versions.trainer = 4
+    await run.refit.readmit()
+    assert run.transfer.seen == []
+    assert run.health.serving == ()
+
+
+async def test_a_readmission_that_the_trainer_overtakes_is_nobodys(looptime):
+    run = watched(transfer={"seconds": 10.0})
+    settled(run)
+    asyncio.get_running_loop().call_later(5.0, setattr, run.refit, "between_updates", lambda: False)
+    await run.refit.readmit()
+    assert looptime == 10
+    assert run.health.serving == ()
+    assert run.events.of("refit") == []
+
+
+async def test_sc_6_71_one_refit_at_a_time(looptime):
+    run = watched(transfer={"seconds": 10.0})
+    settled(run)
+    readmission = asyncio.create_task(run.refit.readmit())
+    await asyncio.sleep(1)
+    await run.refit.readmit()  # one is at work
+    assert looptime == 1
+    run.versions.trainer = run.versions.content = 4
+    await run.refit.run()
+    await readmission
+    assert looptime == 20
+    assert [shard.weight_version for shard in run.health.shards] == [4, 4]
+    assert run.versions.stamp == 4
+
+
+async def test_sc_6_70_what_is_published_of_a_refit():
+    run = watched()
+    run.health.died(1, "killed")
+    metrics = await run.refit.run()
+    (told,) = run.events.of("refit")
+    assert (told["participants"], told["excluded"], told["rebuilt"], told["retries"]) == ([0], [1], True, 0)
+    assert told.keys() >= {"version", "seconds", "bytes", "aborted", "drain_seconds"}
+    phases = {"abort", "drain", "reconcile", "transfer", "invalidate"}
+    assert metrics.keys() >= {f"timing/train/weight_sync/{phase}" for phase in phases}
+    run.fleet.open_recovery()
+    assert run.refit.metrics() == {
+        "refit/count": 1,
+        "refit/failures": 0,
+        "refit/retries": 0,
+        "refit/rebuilds": 1,
+        "refit/excluded_shards": 1,
+        "refit/deadline_fired": 0,
+        "refit/in_recovery": 1.0,
+    }
+    for name in {**metrics, **run.refit.metrics(), **run.fleet.metrics()}:
+        check_name(name)
