@@ -261,15 +261,15 @@ class RolloutPump:
     # ── aborts ──────────────────────────────────────────────────────────────────────────────────────
 
     async def abort_stale(self, *, grace_seconds: float) -> int:
-        """Cancel the rollouts that can never be selected any more, and wait for their end (SC-5.35)."""
-        return await self.abort(
-            [
-                attempt
-                for attempt in self.inflight.values()
-                if self.sampler.should_abort_inflight(attempt.slot.start_weight, self.versions.trainer)
-            ],
-            grace_seconds=grace_seconds,
-        )
+        """Cancel the rollouts that can never be selected any more, and wait for their end (SC-5.35).
+
+        The sampler is asked once per start weight, of which there are few.
+        """
+        weights = {attempt.slot.start_weight for attempt in self.inflight.values()}
+        version = self.versions.trainer
+        over = {weight for weight in weights if self.sampler.should_abort_inflight(weight, version)}
+        stale = [a for a in self.inflight.values() if a.slot.start_weight in over] if over else []
+        return await self.abort(stale, grace_seconds=grace_seconds)
 
     async def abort(self, attempts: Sequence[Attempt], *, grace_seconds: float) -> int:
         """Cancel these attempts; how many there were. One that does not end in time is detached."""
