@@ -9,7 +9,7 @@ from asyncrl_runtime.app.simulate.faults import read_faults
 from asyncrl_runtime.app.simulate.figures import figures_of
 from asyncrl_runtime.app.simulate.run import Durations, Simulation
 from asyncrl_runtime.app.simulate.shards import SimulatedStall
-from asyncrl_runtime.core.errors import FleetExhausted, PromptFailed, TrainerFailure
+from asyncrl_runtime.core.errors import FleetExhausted, PromptFailed, RefitAborted, TrainerFailure
 
 TAIL = "lognormal:median=8,p99=60"
 
@@ -30,14 +30,14 @@ def spec_of(sampler="in_order", window=1, steps=30, groups=8, inflight=None, **a
     )
 
 
-def simulate(*, generation=TAIL, train="10", refit="0", fail=(), warm_up=0, **choices):
+def simulate(*, generation=TAIL, train="10", transfer="0", fail=(), warm_up=0, **choices):
     options = {name: choices.pop(name) for name in ("prompts", "seed", "by_request") if name in choices}
     simulation = Simulation(
         spec=choices.pop("spec", None) or spec_of(**choices),
         durations=Durations(
             generation=read_duration("", generation),
             training=read_duration("", train),
-            refit=read_duration("", refit),
+            refit=read_duration("", transfer),
         ),
         scenario=read_faults(fail),
         warm_up_steps=warm_up,
@@ -48,7 +48,7 @@ def simulate(*, generation=TAIL, train="10", refit="0", fail=(), warm_up=0, **ch
 
 
 def test_constant_durations_give_the_arithmetic_figures():
-    figures = figures_of(simulate(generation="8", train="10", refit="1", window=0, warm_up=5))
+    figures = figures_of(simulate(generation="8", train="10", transfer="1", window=0, warm_up=5))
 
     assert figures.steps_per_hour == pytest.approx(3600 / 19, abs=0.001)
     assert figures.trainer_idle_percent == pytest.approx(100 * 8 / 19, abs=0.01)
@@ -59,7 +59,7 @@ def test_constant_durations_give_the_arithmetic_figures():
 
 
 def test_lookahead_hides_generation_behind_training():
-    figures = figures_of(simulate(generation="8", train="10", refit="1", window=1, warm_up=5))
+    figures = figures_of(simulate(generation="8", train="10", transfer="1", window=1, warm_up=5))
 
     assert figures.steps_per_hour == pytest.approx(3600 / 11, abs=0.001)
     assert figures.trainer_idle_percent == 0
@@ -203,3 +203,52 @@ def test_train_steps_fail_and_are_retried_where_the_job_says_so():
     totals = simulate(generation="1", fail=fail, trainStepRetries=5).measured
     assert totals.steps == 30
     assert totals.clock_seconds > 30 * 10 + 10
+
+
+WATCHED = {
+    "generationFleetHealth": {"enabled": True, "onDeadShard": "restart", "maxRestartAttemptsPerShard": 1000},
+    "refit": {"deadlineSeconds": 60, "maxRetries": 5},
+}
+
+
+def test_watched_shards_come_back_from_death_again_and_again():
+    fail = (
+        "shard-death:shard=0,at=100,restart=30",
+        "shard-death:shard=1,at=300",
+        "shard-death:shard=0,at=500",
+    )
+    simulation = simulate(steps=60, transfer="1", fail=fail, **WATCHED)
+
+    assert simulation.measured.steps == 60
+    assert [shard.starts for shard in simulation.parts.shards] == [2, 1]
+    assert all(shard.alive and shard.weight_version >= 59 for shard in simulation.parts.shards)
+
+
+def test_a_watched_shard_that_freezes_is_started_anew():
+    fail = ("shard-freeze:shard=0,at=100,for=100000",)
+    simulation = simulate(steps=60, transfer="1", fail=fail, **WATCHED)
+
+    assert simulation.measured.steps == 60
+    assert simulation.parts.shards[0].starts == 1
+    assert not simulation.parts.shards[0].frozen
+
+
+def test_a_weight_transfer_that_fails_is_repeated_where_shards_are_watched():
+    fail = ("refit-error:probability=0.2",)
+    with pytest.raises(RefitAborted):
+        simulate(transfer="1", fail=fail)
+
+    simulation = simulate(transfer="1", fail=fail, **WATCHED)
+    assert simulation.measured.steps == 30
+    assert simulation.parts.refit.transfer.counters.retries > 0
+
+
+def test_a_prompt_that_fails_for_good_is_dropped_within_the_budget():
+    failure = {"maxDataAttemptsPerPrompt": 1, "maxSkippedPrompts": 1000, "minStepBatchFraction": 0.1}
+    totals = simulate(
+        generation="8", fail=("rollout-error:probability=0.02,kind=data",), rolloutFailure=failure
+    ).measured
+
+    assert totals.steps == 30
+    assert totals.dropped_groups == totals.failed_attempts > 0
+    assert 240 <= totals.trained_groups + totals.dropped_groups <= 256

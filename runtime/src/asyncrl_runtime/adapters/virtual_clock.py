@@ -8,7 +8,7 @@ import selectors
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextvars import Context
+from contextvars import Context, copy_context
 from math import inf, nextafter
 from typing import Any, TypeVar
 
@@ -31,6 +31,27 @@ class Stalled(RuntimeError):
             "is left that could wake one"
         )
         self.seconds = seconds
+
+
+class _Soon(asyncio.Handle):
+    """A callback for the loop's next turn, made without the questions that only debugging asks."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):
@@ -64,7 +85,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         """As of any loop; a run calls it several times a group, so that its checks are worth leaving out."""
         if self._debug or self._closed:
             return super().call_soon(callback, *args, context=context)
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Soon(callback, args, self, context)
         self._ready.append(handle)
         return handle
 

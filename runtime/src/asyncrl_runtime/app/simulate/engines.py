@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,15 +66,16 @@ class RowlessPlane:
 class RowlessCommitter(Committer):
     """Commits a group's metadata; its rows would be the same for every group, and have no own names."""
 
-    completions: tuple[Completion, ...]
     metrics: Mapping[str, float]
+    """Those of every group; what is 0 is left out of the sums."""
 
     @classmethod
     def beside(cls, committer: Committer) -> RowlessCommitter:
         """With the settings of the committer that it replaces."""
         completions = siblings(committer.generations)
         settings = {name: getattr(committer, name) for name in Committer.__dataclass_fields__}
-        return cls(**settings, completions=completions, metrics=rollout_metrics(completions))
+        metrics = defaultdict(float, {k: v for k, v in rollout_metrics(completions).items() if v})
+        return cls(**settings, metrics=metrics)
 
     async def commit(
         self,
