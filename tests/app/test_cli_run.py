@@ -8,6 +8,7 @@ from support.cli import asyncrl, balanced, rows, shared_torch_server, small_job,
 
 from asyncrl_runtime.adapters.folder_lock import FolderLock
 from asyncrl_runtime.core.metric_names import check_name
+from asyncrl_runtime.core.metric_table import METRICS
 
 FILES = {
     ".lock",
@@ -79,6 +80,62 @@ def test_every_metric_of_a_run_is_in_the_table(done):
     for name in {name for row in steps for name in row} - {"step", "time", "tick", "sample"}:
         check_name(name)
     assert {"train/reward", "train/grad_norm", "timing/train/total_step_time"} <= steps[-1].keys()
+
+
+NOT_IN_A_GRPO_RUN = {
+    "a critic": (
+        "train/critic/",
+        "train/critic_optimizer_steps",
+        "train/is_policy_training_step",
+        "train/lookahead_versions",
+        "timing/train/value_",
+    ),
+    "float16": ("train/loss_scale",),
+    "environments that flag messages": ("train/invalid_tool_call_rate", "train/malformed_thinking_rate"),
+    "engines on the trainer's GPUs": (
+        "timing/train/logprob_inference_prep",
+        "timing/train/training_prep",
+        "timing/train/weight_sync/calibrate",
+    ),
+    "a phase of its own; the advantage stage transforms rewards": ("timing/train/reward_calculation",),
+    "the start of a run, which belongs to no step": ("timing/setup/", "timing/restore/"),
+    "times of single groups, which nothing measures": ("timing/rollout/queue_s/", "timing/rollout/execution_s/"),
+    "snapshots between steps": (
+        "checkpoint/saved",
+        "checkpoint/failed",
+        "checkpoint/bytes",
+        "checkpoint/replay_rows",
+        "checkpoint/unfinished_groups",
+        "checkpoint/last_step",
+        "checkpoint/mutation_version",
+    ),
+}
+"""Names, or beginnings of names, by what they need."""
+
+
+def test_every_metric_of_a_step_is_logged_by_a_grpo_run(tmp_path):
+    # Divergence from a reference, validation with several completions, a prompt source without end.
+    job = small_job(
+        tmp_path,
+        algorithm={"grpo": {"skipReferencePolicyLogprobsCalculation": False}},
+        loss={"referencePolicyKlPenalty": 0.1},
+        data={"validation": {"generated": {"task": "copy", "numDigits": 2, "numPrompts": 4}}},
+        validation={"periodSteps": 1, "numGenerationsPerPrompt": 2},
+    )
+    assert asyncrl("run", job, "--output", tmp_path / "run").exit_code == 0
+    logged = {
+        check_name(name).metric.name
+        for row in rows(tmp_path / "run" / "metrics.jsonl")
+        for name in row
+        if name not in ("step", "time")
+    }
+    exempt = {
+        metric.name
+        for metric in METRICS
+        for beginnings in NOT_IN_A_GRPO_RUN.values()
+        if metric.name.startswith(beginnings)
+    }
+    assert {metric.name for metric in METRICS if metric.axis == "step"} - logged == exempt
 
 
 def test_cli_41_the_ledger_balances_and_counts_what_was_trained(done):

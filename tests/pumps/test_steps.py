@@ -10,6 +10,7 @@ from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.scripted import ScriptedAdvantages, ScriptedTrainer
 from asyncrl_runtime.core.errors import DataExhausted, DataFailure
 from asyncrl_runtime.core.samplers.in_order import InOrder
+from asyncrl_runtime.core.samplers.windowed import Windowed
 
 pytestmark = pytest.mark.looptime
 
@@ -144,3 +145,40 @@ async def test_sc_14_185_rollout_metrics_of_committed_groups_are_the_step_s():
         ends = ("truncation", "max_turns", "natural_termination")
         assert sum(step[f"train/rollout/{end}_rate"] for end in ends) == 1
         assert step["train/response_length/mean"] > 0
+
+
+# ── numbers ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_sc_14_180_every_step_has_the_cost_of_its_own_calls_of_the_data_plane():
+    run = await run_script(prompts=8, train_seconds=lambda step: 2.0)
+    calls = ("put", "get", "clear")
+    for step in run.records.steps:
+        for name in ("ops", "keys", "bytes"):
+            assert all(step[f"data_plane/driver/{name}/{call}"] > 0 for call in calls)
+        assert step["data_plane/driver/ops"] == sum(step[f"data_plane/driver/ops/{call}"] for call in calls)
+        assert step["data_plane/driver/wall_ms"] > 0
+        assert 0 < step["data_plane/driver/share_of_step_time"] < 1
+        assert step["data_plane/driver/max_bytes_per_key"] > 0
+    usage = run.plane.usage()
+    per_step = sum(step["data_plane/driver/ops"] for step in run.records.steps)
+    assert per_step == sum(usage.operations.values())
+    cleared = [step["data_plane/driver/keys/clear"] for step in run.records.steps]
+    assert cleared == [4, 4, 4, 4]
+
+
+async def test_sc_12_18_groups_discarded_in_each_step_are_counted_once_and_not_again_after_a_restart():
+    run = Run(
+        Script(
+            prompts=24,
+            capacity=4,
+            sampler=lambda buffer: Windowed(buffer, window=0),
+            train_seconds=lambda step: 4.0,
+            final_partial_step="discard",
+        )
+    )
+    run.ledger.discarded["evicted"] = run.ledger.taken = 100
+    await run.go()
+    per_step = [step["train/discarded_groups"] for step in run.records.steps]
+    assert per_step == [step["train/evicted_stale_prompt_groups"] for step in run.records.steps]
+    assert max(per_step) > 0

@@ -87,6 +87,8 @@ class InProcessPlane:
     _tags: dict[SampleId, Tags] = field(default_factory=dict, init=False)
     _operations: Counter[str] = field(default_factory=Counter, init=False)
     _bytes: Counter[str] = field(default_factory=Counter, init=False)
+    _keys: Counter[str] = field(default_factory=Counter, init=False)
+    _largest_row: int = field(default=0, init=False)
     _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
     _outstanding: int = field(default=0, init=False)
     _peak: int = field(default=0, init=False)
@@ -112,7 +114,8 @@ class InProcessPlane:
             for sample, tag in zip(sample_ids, tags, strict=True):
                 self._tags[sample] = {**self._tags.get(sample, {}), **tag}
         self._peak = max(self._peak, self._outstanding)
-        self._count("put", written, began)
+        self._largest_row = max(self._largest_row, _largest_row(columns))
+        self._count("put", count, written, began)
 
     def _write(self, samples: tuple[SampleId, ...], columns: Columns, written: int) -> None:
         if not samples:
@@ -146,7 +149,7 @@ class InProcessPlane:
         if absent:
             raise RowsMissing(tuple(absent), len(self._rows))
         columns = {name: _gather(rows, name) for name in fields}
-        self._count("get", sum(column.nbytes for column in columns.values()), began)
+        self._count("get", len(sample_ids), sum(column.nbytes for column in columns.values()), began)
         return columns
 
     async def clear(self, sample_ids: Sequence[SampleId]) -> None:
@@ -163,7 +166,7 @@ class InProcessPlane:
                     cleared += place.block.bytes
                 place = place.before
         self._outstanding -= cleared
-        self._count("clear", cleared, began)
+        self._count("clear", len(sample_ids), cleared, began)
 
     async def keys(self) -> frozenset[SampleId]:
         """Every row that is held."""
@@ -198,6 +201,8 @@ class InProcessPlane:
             self._outstanding,
             self._peak,
             len(self._rows),
+            dict(self._keys),
+            self._largest_row,
         )
 
     async def close(self) -> None:
@@ -206,10 +211,17 @@ class InProcessPlane:
         self._tags.clear()
         self._outstanding = 0
 
-    def _count(self, operation: str, count: int, began: float) -> None:
+    def _count(self, operation: str, keys: int, moved: int, began: float) -> None:
         self._operations[operation] += 1
-        self._bytes[operation] += count
+        self._keys[operation] += keys
+        self._bytes[operation] += moved
         self._seconds[operation] += perf_counter() - began
+
+
+def _largest_row(columns: Columns) -> int:
+    """Bytes of the largest row over these columns together."""
+    sizes = [column.lengths * column.values.itemsize for column in columns.values()]
+    return int(sum(sizes).max(initial=0)) if sizes else 0
 
 
 def _gather(rows: Sequence[_Place], name: str) -> Jagged:

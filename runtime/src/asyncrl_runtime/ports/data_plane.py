@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,11 @@ class PlaneUsage:
     bytes_outstanding: int
     peak_bytes_outstanding: int
     keys_outstanding: int
+    keys: Mapping[str, int] = field(default_factory=dict)
+    """Rows that operations named."""
+
+    max_bytes_per_key: int = 0
+    """Largest row of a single put."""
 
 
 class DataPlane(Protocol):

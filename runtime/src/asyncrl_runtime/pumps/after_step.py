@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from asyncrl_runtime.core.versions import Versions
-from asyncrl_runtime.ports.data_plane import DataPlane
+from asyncrl_runtime.ports.data_plane import DataPlane, PlaneUsage
 from asyncrl_runtime.ports.metrics import MetricRecord, MetricSink
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.gauges import rollout_gauges
@@ -43,17 +43,23 @@ class StepEnd:
     idle_seconds: float = field(default=0.0, init=False)
     step_seconds: float = field(default=0.0, init=False)
     _before: RolloutCounters = field(default_factory=RolloutCounters, init=False)
+    _discarded: int | None = field(default=None, init=False)
+    """Groups discarded up to the last step; None before the first one of this process."""
+
+    _usage: PlaneUsage = field(default_factory=lambda: PlaneUsage({}, {}, {}, 0, 0, 0), init=False)
 
     async def __call__(self, step: OpenStep, metrics: dict[str, float], *, last: bool) -> RunEnd | None:
         """Carry it all out; a reason to end the run, if there is one."""
-        steps = self.progress.steps
+        steps, ledger = self.progress.steps, self.rollout.ledger
+        if self._discarded is None:  # a resumed ledger brings a count; nothing is aborted before this refit
+            self._discarded = ledger.discarded.total() - step.evicted - self.rollout.counters.filtered
         validate = self.validator.due(steps, last=last)
         metrics.update(await self.refit.run(keep_closed=validate))
         if validate:
             with step.timed("validation"):
                 measured = await self.validator.run(steps)
             self.gate.open()
-            metrics.update({f"val/{name}": value for name, value in measured.items() if name != "seconds"})
+            metrics.update({f"val/{name}": value for name, value in measured.items()})
         early = self.validator.reached()
         if self.checkpointer.due(last=last or early):
             with step.timed("checkpointing"):
@@ -80,7 +86,8 @@ class StepEnd:
             metrics["train/global_valid_toks"] / total / max(1, self.num_gpus) if total else 0.0
         )
         now, before = self.rollout.counters, self._before
-        usage = self.plane.usage()
+        discarded = self.rollout.ledger.discarded.total()
+        assert self._discarded is not None
         metrics.update(
             {
                 "train/trainer_version": self.versions.trainer,
@@ -94,14 +101,43 @@ class StepEnd:
                 else 0.0,
                 "train/requeued_prompt_groups": now.relaunched - before.relaunched,
                 "train/dynamic_sampling_discarded_groups": now.filtered - before.filtered,
+                "train/discarded_groups": discarded - self._discarded,
                 **rollout_gauges(self.rollout),
                 "rollout/inflight": step.inflight,
-                "data_plane/driver/bytes_outstanding": usage.bytes_outstanding,
-                "data_plane/driver/peak_bytes_outstanding": usage.peak_bytes_outstanding,
-                "data_plane/driver/keys_outstanding": usage.keys_outstanding,
-                "data_plane/driver/ops": sum(usage.operations.values()),
-                "data_plane/driver/comm_volume_mb": sum(usage.bytes.values()) / 1e6,
-                "data_plane/driver/wall_ms": 1e3 * sum(usage.seconds.values()),
+                **self._plane_cost(total),
             }
         )
-        self._before = now.copy()
+        self._before, self._discarded = now.copy(), discarded
+
+    def _plane_cost(self, step_seconds: float) -> dict[str, float]:
+        """What the step cost in calls of the data plane, by the controller (SC-12.61)."""
+        usage, before = self.plane.usage(), self._usage
+        self._usage = usage
+        prefix = "data_plane/driver/"
+        values: dict[str, float] = {
+            f"{prefix}bytes_outstanding": usage.bytes_outstanding,
+            f"{prefix}peak_bytes_outstanding": usage.peak_bytes_outstanding,
+            f"{prefix}keys_outstanding": usage.keys_outstanding,
+            f"{prefix}max_bytes_per_key": usage.max_bytes_per_key,
+        }
+        calls = _increase(usage.operations, before.operations)
+        moved = _increase(usage.bytes, before.bytes)
+        milliseconds = {op: 1e3 * spent for op, spent in _increase(usage.seconds, before.seconds).items()}
+        for name, by_operation in (
+            ("ops", calls),
+            ("keys", _increase(usage.keys, before.keys)),
+            ("bytes", moved),
+            ("wall_ms", milliseconds),
+        ):
+            values.update({f"{prefix}{name}/{op}": value for op, value in by_operation.items()})
+        wall = sum(milliseconds.values())
+        values[f"{prefix}ops"] = sum(calls.values())
+        values[f"{prefix}comm_volume_mb"] = sum(moved.values()) / 1e6
+        values[f"{prefix}wall_ms"] = wall
+        values[f"{prefix}share_of_step_time"] = wall / 1e3 / step_seconds if step_seconds else 0.0
+        return values
+
+
+def _increase(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """By how much each count has grown."""
+    return {name: value - before.get(name, 0) for name, value in now.items()}

@@ -92,6 +92,8 @@ class OpenStep:
         }
         return {
             **{name: total / rows for name, total in per_row.items()},
+            "train/rollout/natural_termination_rate": 1
+            - (totals["truncated"] + totals["max_turns_reached"]) / rows,
             "train/response_length/max": max(group.metrics["generated_tokens_max"] for group in groups),
             "train/response_length/min": min(group.metrics["generated_tokens_min"] for group in groups),
             "train/total_num_tokens": sum(self.batch.lengths),
