@@ -26,7 +26,7 @@ class TestContract(DataPlaneContract):
     pass
 
 
-async def test_more_rows_than_the_plane_may_hold_are_refused_whole():
+async def test_sc_14_184_more_rows_than_the_plane_may_hold_are_refused_whole():
     plane = InProcessPlane(3)
     await plane.put(["a", "b"], {"x": rows_of([1, 1])})
     with pytest.raises(
@@ -34,6 +34,9 @@ async def test_more_rows_than_the_plane_may_hold_are_refused_whole():
     ):
         await plane.put(["b", "c", "d"], {"x": rows_of([1, 1, 1])})
     assert await plane.keys() == {"a", "b"}
+    usage = plane.usage()
+    assert (usage.keys_outstanding, usage.bytes_outstanding) == (2, 16)
+    assert (usage.operations, usage.keys, usage.max_bytes_per_key) == ({"put": 1}, {"put": 2}, 8)
     await plane.put(["b", "c"], {"x": rows_of([1, 1])})
     assert await plane.keys() == {"a", "b", "c"}
 

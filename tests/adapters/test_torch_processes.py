@@ -122,7 +122,7 @@ def leftovers():
 # ── shards ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_killed_shard_fails_its_requests_at_once(generator):
+async def test_sc_14_43_a_killed_shard_fails_its_requests_at_once(generator):
     call = asyncio.ensure_future(generator.generate(request("a", max_new_tokens=50_000)))
     await running(generator, 1)
     killed = time.monotonic()
@@ -194,7 +194,7 @@ async def test_a_folder_that_lacks_a_file_fails_the_start_with_its_name(tmp_path
         await TorchGenerator(0, settings).start()
 
 
-async def test_an_engine_that_fails_fails_its_requests_and_every_later_call(monkeypatch):
+async def test_sc_14_43_an_engine_that_fails_fails_its_requests_and_every_later_call(monkeypatch):
     monkeypatch.setattr(generator_module, "shard_service", torch_services.poisonable_shard)
     shard = TorchGenerator(0, LONG)
     await shard.start()

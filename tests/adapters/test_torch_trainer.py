@@ -22,7 +22,7 @@ CASES = [(loss, split) for loss in ("token", "sequence", "kl") for split in SPLI
 
 
 @pytest.mark.parametrize(("loss", "split"), CASES)
-def test_no_split_of_a_step_shows_in_gradient_or_metrics(loss, split):
+def test_sc_14_115_no_split_of_a_step_shows_in_gradient_or_metrics(loss, split):
     """B12: equal to one chunk within 1e-6."""
     whole, parts = whole_and_split(loss, split)
     metrics, tokens, rows = whole.report
@@ -58,8 +58,8 @@ def test_the_gradient_is_that_of_the_mean_over_valid_tokens():
     torch.testing.assert_close(raw, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_logprobs_leave_the_gradient_of_an_open_step_alone():
-    """SC-5.62, SC-14.116."""
+def test_sc_14_116_logprobs_leave_the_gradient_of_an_open_step_alone():
+    """SC-5.62."""
     columns = columns_of(8)
     first, second = rows_of(columns, range(4)), rows_of(columns, range(4, 8))
     plain = policy_trainer()

@@ -65,7 +65,7 @@ async def test_arrays_cross_the_socket_whole_and_aligned(worker):
     assert [row.tolist() for row in rows] == [[n] * n for n in range(5)]
 
 
-async def test_errors_of_python_and_of_the_product_keep_type_and_fields(worker):
+async def test_sc_14_42_errors_of_python_and_of_the_product_keep_type_and_fields(worker):
     with pytest.raises(EnvironmentFailure) as failure:
         await worker.call("raise_typed")
     assert failure.value.function == "f"

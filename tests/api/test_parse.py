@@ -159,7 +159,7 @@ def test_a_missing_block_says_what_it_is_for(manifest):
         ({"loss__x1y2z3": 1}, None),
     ],
 )
-def test_an_unknown_key_names_the_nearest_known_one(manifest, settings, nearest):
+def test_sc_14_140_an_unknown_key_names_the_nearest_known_one(manifest, settings, nearest):
     problem = problems_of(manifest(**settings))[0]
     if problem.kind == "renamed":
         assert nearest in str(problem)
@@ -257,7 +257,7 @@ def test_what_a_rule_rests_on_are_fields(rule):
         ({"asyncRL": {"forceInOrder": True}}, "set spec.asyncRL.sampler.name instead"),
     ],
 )
-def test_an_old_name_is_refused_with_its_new_place(manifest, settings, advice):
+def test_sc_14_140_an_old_name_is_refused_with_its_new_place(manifest, settings, advice):
     """SC-2.2, SC-2.340…351."""
     problem = only_problem(manifest(**settings))
     assert problem.kind == "renamed"

@@ -99,7 +99,10 @@ NOT_IN_A_GRPO_RUN = {
     ),
     "a phase of its own; the advantage stage transforms rewards": ("timing/train/reward_calculation",),
     "the start of a run, which belongs to no step": ("timing/setup/", "timing/restore/"),
-    "times of single groups, which nothing measures": ("timing/rollout/queue_s/", "timing/rollout/execution_s/"),
+    "times of single groups, which nothing measures": (
+        "timing/rollout/queue_s/",
+        "timing/rollout/execution_s/",
+    ),
     "snapshots between steps": (
         "checkpoint/saved",
         "checkpoint/failed",
@@ -147,7 +150,7 @@ def test_cli_41_the_ledger_balances_and_counts_what_was_trained(done):
     assert len(trained_groups(folder)) == 12
 
 
-def test_the_stored_configuration_hides_credentials_and_runs_again(done):
+def test_sc_14_168_the_stored_configuration_hides_credentials_and_runs_again(done):
     folder, _, _ = done
     stored = yaml.safe_load((folder / "config.yaml").read_text())
     env = {entry["name"]: entry["value"] for entry in stored["spec"]["controller"]["env"]}

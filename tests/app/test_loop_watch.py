@@ -19,7 +19,7 @@ async def blocked_until(event):
     await asyncio.sleep(0)
 
 
-def test_a_blocked_loop_is_told_with_the_threads_that_block_it(tmp_path):
+def test_sc_14_106_a_blocked_loop_is_told_with_the_threads_that_block_it(tmp_path):
     told, seen = [], threading.Event()
 
     class Told(list):
@@ -40,7 +40,7 @@ def test_a_blocked_loop_is_told_with_the_threads_that_block_it(tmp_path):
     assert "blocked_until" in (tmp_path / "stall-1.txt").read_text()
 
 
-def test_under_warn_a_blocked_loop_is_only_dumped(tmp_path):
+def test_sc_14_106_under_warn_a_blocked_loop_is_only_dumped(tmp_path):
     told = []
 
     async def main():

@@ -51,7 +51,7 @@ def test_unbounded_epochs_never_end():
     assert cursor.epoch == 49
 
 
-def test_sc_2_269_a_dataset_below_one_batch_is_refused():
+def test_sc_2_269_sc_14_142_a_dataset_below_one_batch_is_refused():
     with pytest.raises(DatasetTooSmall, match="holds 3 prompts and a step takes 4"):
         DataCursor(3, 4, False, 0, 1)
 

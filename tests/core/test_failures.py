@@ -40,7 +40,7 @@ def chain(*errors):
         *(HttpError(status) for status in (500, 502, 503, 599, 408, 409, 429)),
     ],
 )
-def test_sc_8_20_what_the_machinery_did(error):
+def test_sc_8_20_sc_14_44_what_the_machinery_did(error):
     assert is_infra(error)
     assert is_infra(chain(RuntimeError("wrapped"), ValueError("again"), error))
 
@@ -65,12 +65,12 @@ def test_sc_8_20_the_router_may_have_a_status_of_its_own():
     assert is_infra(HttpError(424), router_status=424)
 
 
-def test_sc_8_21_an_explicit_data_failure_wins_over_its_causes():
+def test_sc_8_21_sc_14_40_an_explicit_data_failure_wins_over_its_causes():
     assert not is_infra(chain(DataFailure("bad"), ConnectionError(), InfraFailure()))
     assert not is_infra(chain(RuntimeError(), DataFailure("bad"), InfraFailure()))
 
 
-def test_sc_8_21_implicit_context_is_not_followed():
+def test_sc_8_21_sc_14_40_implicit_context_is_not_followed():
     with pytest.raises(ValueError, match="while handling") as caught:
         try:
             raise ConnectionError
@@ -80,7 +80,7 @@ def test_sc_8_21_implicit_context_is_not_followed():
     assert not is_infra(caught.value)
 
 
-def test_sc_8_21_a_cycle_of_causes_ends():
+def test_sc_8_21_sc_14_40_a_cycle_of_causes_ends():
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert not is_infra(first)

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.ledger import LedgerUnbalanced, PromptLedger
-from asyncrl_runtime.core.records import PromptRef
+from asyncrl_runtime.core.records import PromptRef, sample_id, staging_key
 
 
 def refs(*positions, epoch=0):
@@ -50,6 +50,22 @@ def test_sc_9_64_a_reopened_group_goes_on_under_its_id_and_the_next_attempt():
     assert ledger.begin_attempt(again, 5) == 1
     assert ledger.committed == 0
     ledger.check(buffered=0, claimed=0)
+
+
+def test_sc_14_32_no_attempt_has_the_rows_of_another_also_after_a_restart():
+    ledger = PromptLedger()
+    (entry,) = ledger.own(refs(0))
+    attempts = [ledger.begin_attempt(entry, 0)]
+    ledger.relaunch(entry)
+    attempts.append(ledger.begin_attempt(entry, 1))
+    ledger = PromptLedger.from_json(json.loads(json.dumps(ledger.to_json())))
+    attempts.append(ledger.begin_attempt(ledger.entries["e0p0"], 1))
+    ledger.commit("e0p0")
+    reopened = ledger.reopen("e0p0", PromptRef(0, 0), attempt=attempts[-1], target_step=None)
+    attempts.append(ledger.begin_attempt(reopened, 2))
+    for key in (sample_id, staging_key):
+        assert len({key("e0p0", attempt, i) for attempt in attempts for i in range(3)}) == 12
+    assert not {sample_id("e0p0", 0, 0)} & {staging_key("e0p0", attempt, 0) for attempt in attempts}
 
 
 def test_counts_name_where_prompts_went():

@@ -43,7 +43,7 @@ def test_sc_4_10_a_group_that_is_live_cannot_be_reserved_again():
 
 
 @pytest.mark.parametrize(("name", "attempt"), [("b", 0), ("a", 1), ("a", 0)])
-def test_sc_4_12_only_the_open_attempt_may_commit(name, attempt):
+def test_sc_4_12_sc_14_27_only_the_open_attempt_may_commit(name, attempt):
     buffer = ReplayBuffer(8)
     put_slot(buffer, "a", attempt=0)
     assert not buffer.expects(name, attempt)
@@ -122,7 +122,7 @@ def test_taken_slots_come_in_the_order_asked_for_and_are_dead():
         ("g", [(7, 0), (6, 1)], [6], [7, 5]),
     ],
 )
-def test_ex_4_1(case, slots, returned, after):
+def test_ex_4_1_sc_14_9_and_14_11(case, slots, returned, after):
     buffer = ReplayBuffer(8)
     for place, (target, ready) in enumerate(slots):
         put_slot(buffer, f"g{place}", target=target, ready=bool(ready))
@@ -184,7 +184,7 @@ def test_sc_14_25_a_group_that_never_reserved_gives_its_room_back():
     assert buffer.free == 1
 
 
-def test_a_retry_holds_its_room_between_two_attempts():
+def test_sc_14_25_a_retry_holds_its_room_between_two_attempts():
     buffer = ReplayBuffer(1)
     put_slot(buffer, "a", ready=False)
     buffer.remove("a")
@@ -196,7 +196,7 @@ def test_a_retry_holds_its_room_between_two_attempts():
     assert buffer.free == 1
 
 
-def test_sc_4_43_restored_groups_above_the_capacity_are_a_debt():
+def test_sc_4_43_sc_14_155_and_14_157_restored_groups_above_the_capacity_are_a_debt():
     buffer = ReplayBuffer(2)
     for name in "abcd":
         buffer.restore(group(name))

@@ -74,13 +74,20 @@ def stays_balanced(plan):
 # ── EX-9.4 ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_ex_9_4_a_index_and_ledger_come_back_under_their_stamps():
+def test_ex_9_4_a_sc_14_152_and_14_179_index_and_ledger_come_back_under_their_stamps():
     plan_a = plan(cut_of({5: 2, 6: 1}, {6: 1, 7: 2}))
     assert [meta.target_step for meta in plan_a.ready] == [5, 5, 6]
     assert unfinished_by_step(plan_a) == {6: 1, 7: 2}
     assert {entry.state for entry in plan_a.ledger.entries.values()} == {"admitted"}
     assert (plan_a.cursor, plan_a.clear) == (7, ())
     stays_balanced(plan_a)
+
+
+def test_ex_9_4_b_sc_14_178_a_step_that_lost_a_group_closes_without_it():
+    cut = cut_of({5: 1, 6: 2}, {7: 2}, accounts={"shortfall": {"5": 1}})
+    plan_b = plan(Cut.from_json(json.loads(json.dumps(cut.to_json())), path="p"))
+    assert (plan_b.cursor, plan_b.accounts.target_groups(5, 2)) == (7, 1)
+    stays_balanced(plan_b)
 
 
 def test_ex_9_4_c_a_step_that_lacks_a_group_is_refused():
@@ -93,7 +100,7 @@ def test_ex_9_4_d_and_sc_14_153_stamps_above_the_cursor_are_refused():
         plan(cut_of({5: 2, 6: 1}, {6: 1, 7: 2}, cursor=6))
 
 
-def test_ex_9_4_e_without_rows_every_prompt_is_prompt_work():
+def test_ex_9_4_e_sc_14_152_without_rows_every_prompt_is_prompt_work():
     plan_e = plan(cut_of({}, {6: 1, 7: 2}, has_rollouts=False))
     assert (plan_e.ready, plan_e.cursor) == ((), None)
     assert {(entry.state, entry.target_step) for entry in plan_e.ledger.entries.values()} == {
@@ -115,7 +122,7 @@ def test_ex_9_4_f_under_another_sampler_every_prompt_is_prompt_work():
     stays_balanced(plan_f)
 
 
-def test_ex_9_4_g_incomplete_steps_are_generated_again_where_asked_for():
+def test_ex_9_4_g_sc_14_179_incomplete_steps_are_generated_again_where_asked_for():
     cut = cut_of({5: 2, 6: 1}, {6: 1, 7: 2})
     plan_g = plan(cut, drop_incomplete_targets=True)
     assert [meta.target_step for meta in plan_g.ready] == [5, 5]
@@ -123,6 +130,16 @@ def test_ex_9_4_g_incomplete_steps_are_generated_again_where_asked_for():
     assert plan_g.clear == cut.index[2].sample_ids
     assert plan_g.cursor == 7
     stays_balanced(plan_g)
+
+
+@pytest.mark.parametrize("changes", [{"sampler": "windowed", "stamps": False}, {}])
+@pytest.mark.parametrize("has_rollouts", [True, False])
+def test_sc_14_151_the_reserve_comes_back_whatever_has_changed(changes, has_rollouts):
+    ledger = PromptLedger()
+    ledger.divert([PromptRef(0, 3), PromptRef(0, 1)])
+    cut = cut_of({}, {}, cursor=4, has_rollouts=has_rollouts, ledger=ledger.to_json())
+    again = plan(Cut.from_json(json.loads(json.dumps(cut.to_json())), path="p"), **changes)
+    assert list(again.ledger.reserve) == [PromptRef(0, 3), PromptRef(0, 1)]
 
 
 # ── capacity ────────────────────────────────────────────────────────────────────────────────────────
@@ -145,7 +162,7 @@ def test_ex_4_2_unstamped_groups_above_the_capacity_give_way_to_fresher_ones():
     stays_balanced(kept)
 
 
-def test_ex_4_2_groups_that_were_rolled_back_are_kept_above_the_capacity():
+def test_ex_4_2_sc_14_155_groups_that_were_rolled_back_are_kept_above_the_capacity():
     kept = plan(unstamped(rolled_back_groups=1), sampler="windowed", stamps=False, capacity=2)
     assert [meta.start_weight for meta in kept.ready] == [1, 3, 2]
 
@@ -182,7 +199,7 @@ def test_sc_14_156_another_step_shape_is_refused(changes, field):
 
 
 @pytest.mark.parametrize("key", ["name", "length", "fingerprint"])
-def test_sc_9_65_changed_data_is_refused_while_its_prompts_are_owned(key):
+def test_sc_9_65_sc_14_172_changed_data_is_refused_while_its_prompts_are_owned(key):
     changed = {**DATASET, key: "other"}
     for cut in (cut_of({5: 2, 6: 2, 7: 2}, {}), cut_of({}, {5: 2, 6: 2, 7: 2})):
         with pytest.raises(RestoreRefused, match=f"the prompts changed.*{key}.*while 6 of the old ones"):

@@ -109,11 +109,11 @@ def check_once(slots, sampler, version, bounds, evicted, selected, left):
         ("d", "x1y y2y z2y", "weight_fifo S=2", 2, (2, 4), "", ""),
         ("e", "x1y y2y z2y", "weight_fifo S=2", 2, (1, 4), "", "x"),
         ("f", "x0y y1y", "windowed S=4", 1, (1, 4), "", "x y"),
-        ("g", "x0n y5y", "windowed S=1", 5, (1, 4), "", "y"),
+        ("g", "x0n y5y", "windowed S=1", 5, (1, 4), "", "y"),  # SC-14.33, with m
         ("h", "x0y y5y", "windowed S=1", 5, (1, 4), "x", "y"),
         ("i", "g100y5", "in_order L=1", 5, (1, 8), "", "g"),
         ("j", "g5y6", "in_order L=1", 5, (1, 8), "", ""),
-        ("k", "g0y2", "in_order L=1", 2, None, "", None),
+        ("k", "g0y2", "in_order L=1", 2, None, "", None),  # SC-14.34
         ("l", "g0y1", "in_order L=1", 3, None, "g", None),
         ("m", "g0n1", "in_order L=1", 5, None, "", None),
         ("n", "c1y a3y b5y", "windowed S=2", 5, (1, 8), "c", "a b"),
@@ -200,7 +200,7 @@ def test_ex_3_7_and_ex_2_1(sampler, on_policy, capacity):
     assert policy.required_buffer_capacity(4) == capacity
 
 
-def test_ex_2_1_f_capacity_follows_the_peak_window():
+def test_ex_2_1_f_sc_14_145_capacity_follows_the_peak_window():
     assert InOrder(ReplayBuffer(64), window=1, peak_window=4).required_buffer_capacity(8) == 40
 
 
@@ -229,7 +229,9 @@ def test_ex_3_8(sampler, minimum, selected):
         (10, 2, None, {0: 2, 9: 2, 10: 2}),
     ],
 )
-def test_ex_3_9_and_3_10_lookahead_during_critic_warm_up(first_policy_step, ordinary, warmup, expected):
+def test_ex_3_9_and_3_10_sc_14_134_lookahead_during_critic_warm_up(
+    first_policy_step, ordinary, warmup, expected
+):
     found = {
         s: lookahead(s, ordinary=ordinary, warmup=warmup, first_policy_step=first_policy_step)
         for s in expected
@@ -267,12 +269,12 @@ def test_sc_3_65_oldest_weight_can_grow():
 
 
 @pytest.mark.parametrize("bounds", [(0, 2), (3, 2), (-1, 0)])
-def test_sc_3_5_an_empty_batch_is_never_asked_for(bounds):
+def test_sc_3_5_sc_14_4_an_empty_batch_is_never_asked_for(bounds):
     with pytest.raises(ValueError, match="bounds must be at least 1"):
         Windowed(ReplayBuffer(4)).select(0, *bounds)
 
 
-def test_sc_3_34_an_occupied_stamp_is_refused():
+def test_sc_3_34_sc_14_154_an_occupied_stamp_is_refused():
     buffer = fill(ReplayBuffer(16), [("a", 0, False, 0)])
     with pytest.raises(BufferFault, match="step 0 was admitted while 1 groups own it"):
         InOrder(buffer, window=1).admit(0)

@@ -37,7 +37,7 @@ class CheckpointStoreContract:
             later.verify(bundle)
             assert content(bundle).startswith(f"step {bundle.step} ")
 
-    def test_what_is_staged_is_not_selectable(self, store, reopen):
+    def test_sc_14_164_what_is_staged_is_not_selectable(self, store, reopen):
         save(store, 1)
         (store.stage(2) / "training_info.json").write_text("x")
         assert [bundle.step for bundle in store.bundles()] == [1]

@@ -71,7 +71,7 @@ class DataPlaneContract:
         with pytest.raises(RowsMissing, match=r"a\.late"):
             await plane.get(["a"], ["tokens", "late"])
 
-    async def test_a_put_that_does_not_fit_its_rows_writes_nothing(self, plane):
+    async def test_sc_14_184_a_put_that_does_not_fit_its_rows_writes_nothing(self, plane):
         before = plane.usage()
         with pytest.raises(ValueError, match="tokens has 2 rows for 1"):
             await plane.put(["a"], {"reward": rows_of([1]), "tokens": rows_of([1, 1])})

@@ -158,7 +158,7 @@ def test_sc_14_161_index_ledger_and_rows_of_every_bundle_agree(tmp_path):
     assert held > 0
 
 
-def test_sc_9_55_groups_of_an_open_step_are_in_the_bundle_and_stay_claimed(tmp_path):
+def test_sc_9_55_sc_14_162_groups_of_an_open_step_are_in_the_bundle_and_stay_claimed(tmp_path):
     async def main():
         run = bench(tmp_path, prompts=8, groups_per_step=4, smallest_chunk=1, generation_seconds=by_place)
         going = asyncio.create_task(run.go())
@@ -298,7 +298,7 @@ def test_sc_8_65_a_bundle_that_cannot_be_deleted_is_only_reported(tmp_path, monk
 # ── failures ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_sc_9_57_a_bundle_whose_rows_and_index_differ_is_never_published(tmp_path):
+def test_sc_9_57_sc_14_161_a_bundle_whose_rows_and_index_differ_is_never_published(tmp_path):
     async def main():
         run = bench(tmp_path)
         run.buffer.restore(group("ghost", generations=2))
@@ -377,7 +377,7 @@ def test_sc_4_75_a_save_whose_cut_cannot_begin_fails(tmp_path):
     assert run_virtual(main()).store.bundles() == []
 
 
-def test_commits_wait_for_the_cut_and_generation_does_not(tmp_path, monkeypatch):
+def test_sc_14_150_commits_wait_for_the_cut_and_generation_does_not(tmp_path, monkeypatch):
     snapshot = InProcessPlane.snapshot
 
     async def slow(plane, directory):

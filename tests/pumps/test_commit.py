@@ -90,7 +90,7 @@ async def test_sc_14_185_rollout_metrics_travel_with_the_group():
     ("overlong", "mask_flagged", "masks", "flags"),
     [(False, True, [0.5, 0.5, 0.0], [0, 0, 1]), (True, False, [0.5, 0.0, 0.5], [0, 0, 0])],
 )
-async def test_sc_4_17_the_sample_mask_says_what_is_kept_out_of_the_loss(
+async def test_sc_4_17_sc_14_122_the_sample_mask_says_what_is_kept_out_of_the_loss(
     overlong, mask_flagged, masks, flags
 ):
     bench = Bench(overlong_filtering=overlong, mask_flagged=mask_flagged)

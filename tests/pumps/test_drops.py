@@ -76,6 +76,7 @@ class Drops:
     lender_target: int | None = None
 
 
+# SC-14.2 j, 14.8 g, 14.9 e and f, 14.12 h and i, 14.13 a and j, 14.15 i, 14.17 a.
 EX_5_2 = {
     "a": Drops(2, "SC", [(0, 0), (1, 0)], replaced={0: 1}, free=3),
     "b": Drops(2, "SS", [(0, 0), (1, 0)], shortfall={0: 1}, free=4),
@@ -199,7 +200,7 @@ def failing_at(positions, error):
     return lambda request: error("bad") if position(request) in positions else None
 
 
-async def test_sc_14_1_a_dropped_prompt_shrinks_its_step_and_no_other():
+async def test_sc_14_1_and_14_6_a_dropped_prompt_shrinks_its_step_and_no_other():
     run = await run_script(
         prompts=8,
         groups_per_step=4,
@@ -277,7 +278,7 @@ async def test_ex_8_4_the_third_skipped_prompt_ends_the_run():
     assert run.budgets.skipped == 2
 
 
-async def test_ex_8_2_both_budgets_of_a_prompt_count_by_themselves():
+async def test_ex_8_2_sc_14_46_both_budgets_of_a_prompt_count_by_themselves():
     kinds = iter([DataFailure, InfraFailure, InfraFailure, InfraFailure, InfraFailure, DataFailure])
     run = Run(
         Script(prompts=1, groups_per_step=1, generations=1, failing=lambda request: next(kinds)("once more"))
@@ -304,7 +305,7 @@ async def test_sc_14_19_the_floor_holds_although_both_budgets_do():
     assert run.balanced
 
 
-async def test_ex_5_4_a_drop_in_mid_step_closes_the_step_on_what_is_there():
+async def test_ex_5_4_sc_14_4_a_drop_in_mid_step_closes_the_step_on_what_is_there():
     # One group is trained on at 1 s; the other prompt is given up at 5 s.
     run = await run_script(
         prompts=2,
@@ -321,7 +322,7 @@ async def test_ex_5_4_a_drop_in_mid_step_closes_the_step_on_what_is_there():
     assert run.records.steps[0]["train/dropped_prompt_groups"] == 1
 
 
-async def test_sc_8_20_what_nobody_knows_is_the_prompts_own_failure():
+async def test_sc_8_20_sc_14_40_what_nobody_knows_is_the_prompts_own_failure():
     run = await run_script(
         prompts=2,
         groups_per_step=2,
@@ -331,3 +332,45 @@ async def test_sc_8_20_what_nobody_knows_is_the_prompts_own_failure():
     )
     assert run.rollout.counters.data_skipped == {"KeyError": 1}
     assert run.rollout.counters.redispatched == {}
+
+
+# ── the reserve ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_sc_14_20_a_slot_that_used_two_spares_counts_as_replaced_once():
+    run = Run(
+        Script(
+            prompts=3,
+            groups_per_step=1,
+            data_attempts=1,
+            max_skipped=9,
+            drops=DropPolicy(replaces=True, max_replacements=2, reserve_mark=2),
+        )
+    )
+    run.rollout.stamping_known = True
+    run.ledger.divert(run.rollout.cursor.take())
+    run.ledger.divert(run.rollout.cursor.take())
+    outcomes = Outcomes(run, "SSC")
+    assert await run.go() == "data_exhausted"
+    assert outcomes.rolled == [(2, 0), (0, 0), (1, 0)]
+    assert [step["train/replaced_prompt_groups"] for step in run.records.steps] == [1]
+    assert run.ledger.dropped == 2
+
+
+async def test_sc_14_16_spares_that_a_drop_took_meanwhile_are_not_drained():
+    run = Run(Script(prompts=4, groups_per_step=2))
+    run.ledger.divert(run.rollout.cursor.take())
+    async with run.barrier.cut(timeout_seconds=1):
+        draining = asyncio.create_task(run.rollout._drained_batch())
+        await asyncio.sleep(1)
+        run.ledger.draw_spare(0)
+    assert await draining == []
+    assert len(run.ledger.reserve) == 1
+
+
+async def test_sc_14_151_a_restored_reserve_is_trained_on_although_drops_shrink_now():
+    run = Run(Script(prompts=4, groups_per_step=2))
+    run.ledger.divert(run.rollout.cursor.take())
+    assert await run.go() == "data_exhausted"
+    assert sorted(run.trained_prompts()) == [0, 1, 2, 3]
+    assert run.balanced

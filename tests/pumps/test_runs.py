@@ -107,7 +107,7 @@ async def test_ex_5_3_a_streamed_step_is_one_optimizer_step():
     assert run.trainer.optimizer_steps == 1
 
 
-async def test_ex_5_7_weight_fifo_goes_on_when_the_oldest_weight_cannot_fill_a_step():
+async def test_ex_5_7_sc_14_22_weight_fifo_goes_on_when_the_oldest_weight_cannot_fill_a_step():
     # A retried prompt moves to the next weight, so that weight 0 owns three groups of a step of four.
     failed = set()
 
@@ -146,7 +146,7 @@ class StampedShort(InOrder):
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("train", 3), ("discard", 2)])
-async def test_sc_5_59_the_remainder_under_an_unstamped_sampler(policy, steps):
+async def test_sc_5_59_sc_14_23_the_remainder_under_an_unstamped_sampler(policy, steps):
     # 12 prompts in steps of 4; one is filtered away, so the last step has 3 groups.
     run = await run_script(
         prompts=12,
@@ -205,7 +205,7 @@ async def test_sc_5_39_an_aborted_prompt_is_relaunched_once_where_that_is_asked_
     assert run.ledger.discarded["aborted"] == 0
 
 
-async def test_infra_failures_are_retried_after_a_growing_wait(looptime):
+async def test_sc_14_26_infra_failures_are_retried_after_a_growing_wait(looptime):
     def fail_thrice(request):
         return InfraFailure("lost") if request.request_id[:7] in ("e0p0_a0", "e0p0_a1", "e0p0_a2") else None
 
@@ -248,7 +248,7 @@ async def test_a_generation_deadline_is_an_infra_failure_with_its_setting():
         )
 
 
-async def test_sc_5_68_a_step_without_a_token_to_train_on_is_an_error():
+async def test_sc_5_68_sc_14_119_a_step_without_a_token_to_train_on_is_an_error():
     run = Run(Script(prompts=4))
     original = run.train.advantages.run
 

@@ -55,7 +55,7 @@ async def test_the_first_failure_ends_everything(looptime):
 
 
 @pytest.mark.parametrize("order", [("probe", "rollout"), ("rollout", "probe")])
-async def test_sc_5_5_of_failures_at_one_instant_the_earlier_pump_is_the_cause(order):
+async def test_sc_5_5_sc_14_108_of_failures_at_one_instant_the_earlier_pump_is_the_cause(order):
     beside = {name: after(3, ValueError(name)) for name in order}
     with pytest.raises(ValueError, match=order[0]):
         await supervise(after(3, RuntimeError("the train pump noticed it")), beside)
@@ -78,11 +78,30 @@ async def test_groups_around_a_single_failure_are_unwrapped():
     assert isinstance(cause_of(nested), KeyError)
 
 
-async def test_a_pump_that_will_not_end_holds_the_end_up_for_a_bounded_time(looptime):
+async def test_sc_14_107_a_pump_that_will_not_end_holds_the_end_up_for_a_bounded_time(looptime):
     stubborn = Endless(stubborn=True)
     assert await supervise(after(1, "done"), {"stubborn": stubborn.run()}) == "done"
     assert looptime == 1 + DRAIN_SECONDS
     assert stubborn.cancelled == 1
+    stubborn.stubborn = False
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+async def test_sc_14_107_what_fails_while_it_is_ended_hides_no_error(looptime):
+    stubborn = Endless(stubborn=True)
+
+    async def breaks_at_the_end():
+        try:
+            await asyncio.sleep(1e9)
+        finally:
+            raise ValueError("while it was ended")
+
+    beside = {"breaks": breaks_at_the_end(), "stubborn": stubborn.run()}
+    with pytest.raises(KeyError, match="broken"):
+        await supervise(after(1, KeyError("broken")), beside)
+    assert looptime == 1 + DRAIN_SECONDS
     stubborn.stubborn = False
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
