@@ -1,4 +1,4 @@
-"""Runs with real shards of which one is killed and one frozen: they complete, and nothing wrong is trained on."""
+"""Runs with real shards that are killed and frozen: they complete, and nothing wrong is trained on."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from itertools import pairwise
 from support.cli import balanced, rows, small_job, started, summary, wait_for
 
 from asyncrl_runtime.app.state import read_state
+from asyncrl_runtime.app.status import status_text
 
 STEPS, PROMPTS_PER_STEP = 120, 4
 HEALTH = {
@@ -79,10 +80,8 @@ def versions_never_fall(folder):
 def test_a_run_loses_one_shard_to_a_kill_and_one_to_a_freeze_and_gets_both_back(tmp_path):
     folder = tmp_path / "run"
     with started("run", job_of(tmp_path), "--output", folder, "--quiet") as process:
-        killed = time.time()
         os.kill(pid_of(folder, 0), signal.SIGKILL)
         wait_for(lambda: ("STALE", "HEALTHY") in transitions(folder, 0))
-        frozen = time.time()
         os.kill(pid_of(folder, 1), signal.SIGSTOP)
         wait_for(lambda: ("STALE", "HEALTHY") in transitions(folder, 1))
         assert process.wait(120) == 0, process.stderr.read()
@@ -91,5 +90,23 @@ def test_a_run_loses_one_shard_to_a_kill_and_one_to_a_freeze_and_gets_both_back(
     assert balanced(end["prompts"])
     assert end["prompts"]["trained"] == STEPS * PROMPTS_PER_STEP
     versions_never_fall(folder)
-    assert killed < frozen
-    print(transitions(folder, 0), transitions(folder, 1))
+    back = [("DEAD", "RESTARTING"), ("RESTARTING", "STALE"), ("STALE", "HEALTHY")]
+    assert transitions(folder, 0) == [("HEALTHY", "DEAD"), *back]
+    assert transitions(folder, 1)[-4:] == [("SUSPECT", "DEAD"), *back]
+    state = read_state(folder)
+    assert [(shard.state, shard.weight_version) for shard in state.shards] == [("HEALTHY", STEPS)] * 2
+    assert "HEALTHY, weight version" in status_text(folder)
+
+
+def test_sc_14_109_a_fleet_that_nobody_brings_back_ends_the_run_with_an_error(tmp_path):
+    health = {**HEALTH, "onDeadShard": "fail_fast", "restartGraceSeconds": 0}
+    folder = tmp_path / "run"
+    with started("run", job_of(tmp_path, shards=1, health=health), "--output", folder, "--quiet") as process:
+        os.kill(pid_of(folder, 0), signal.SIGKILL)
+        killed = time.monotonic()
+        assert process.wait(60) == 3
+        assert time.monotonic() - killed < 15
+        error = process.stderr.read()
+    assert "0 of 1 generation shards serve (1 DEAD), fewer than" in error
+    assert "killed by SIGKILL" in error
+    assert balanced(summary(folder)["prompts"])
