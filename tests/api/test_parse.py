@@ -217,7 +217,7 @@ def test_a_rule_is_not_judged_on_a_value_that_is_wrong_itself(manifest):
     assert [problem.path for problem in problems_of(raw)] == ["spec.algorithm.grpo.numPromptsPerStep"]
 
 
-def test_a_rule_is_judged_beside_a_missing_block(manifest):
+def test_sc_14_147_a_rule_is_judged_beside_a_missing_block(manifest):
     raw = manifest(environment=manifest.deleted, generation__minShards=3)
     assert [problem.kind for problem in problems_of(raw)] == ["missing", "V-91"]
 
@@ -304,3 +304,12 @@ def test_keys_are_camel_case_and_unique():
     keys = [key for key, _, _ in keys_of(AsyncRLJob)]
     assert keys == ["apiVersion", "kind", "metadata", "spec", "status"]
     assert find("spec.asyncRL").name == "async_rl"
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("maxNumSteps", 0), ("maxNumSteps", -1), ("maxNumEpochs", 0), ("maxNumEpochs", -1)]
+)
+def test_sc_14_142_a_run_that_would_train_nothing_is_refused(manifest, algorithm, key, value):
+    with pytest.raises(ManifestInvalid, match=f"spec.algorithm.{algorithm}.{key} is {value}"):
+        parse(manifest(algorithm={algorithm: {key: value}}))

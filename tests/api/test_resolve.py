@@ -59,6 +59,13 @@ def assert_kept(before, after, path):
         assert after == before, path
 
 
+def test_sc_14_146_a_key_has_one_default():
+    for path, place in all_places().items():
+        derived = [mark for mark in unwrap(place.hint)[1] if isinstance(mark, DefaultsTo)]
+        assert len(derived) <= 1, path
+        assert not derived or place.field.default is None, path
+
+
 def test_every_derived_default_is_filled_somewhere(accepted, manifest):
     marked = {
         path

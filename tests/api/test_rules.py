@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import get_args
 
 import pytest
 
@@ -6,6 +7,7 @@ from asyncrl_api.job import AsyncRLJob
 from asyncrl_api.parse import ManifestInvalid, parse, parse_change
 from asyncrl_api.rules import RULES, change_violations, violations
 from asyncrl_api.rules.table import MACROS, expand, look_up, nodes, spell
+from asyncrl_api.spec.async_rl import SamplerSpec
 
 ALSO_BROKEN = {
     "bad:V-20:tiscorr:1": {"V-21"},
@@ -126,3 +128,63 @@ def test_a_path_of_a_message_falls_back_to_its_default(manifest):
     spec = read(manifest()).spec
     assert look_up(spec, ".asyncRL.?maxInflightGenerations.orValue(0)") == "0"
     assert look_up(spec, ".asyncRL.maxInflightPrompts") == 32
+
+
+NEVER_STAMPING = set(get_args(SamplerSpec.model_fields["name"].annotation)) - {"in_order", "custom"}
+
+BUDGETS = ({"maxSkippedPrompts": 1}, {"maxConsecutiveDroppedPrompts": 1})
+
+TRAPS = [
+    *(
+        (
+            "SC-14.3",
+            "V-39",
+            {"sampler": {"name": name}, "rolloutFailure": {**budget, "onDroppedPrompt": reaction}},
+        )
+        for name in sorted(NEVER_STAMPING)
+        for budget in BUDGETS
+        for reaction in ("shrink", "replace")
+    ),
+    ("SC-14.49", "V-52", {"rolloutFailure": {"native": {"generationTimeoutSeconds": 1e5}}}),
+    ("SC-14.49", "V-52", {"rolloutFailure": {"native": {"envTimeoutSeconds": 1e5}}}),
+    ("SC-14.49", "V-53", {"refit": {"deadlineSeconds": 1e5}}),
+    ("SC-14.141", "V-50", {"rolloutFailure": {"nemoGym": {"rolloutTimeoutSeconds": 60}}}),
+    ("SC-14.141", "V-50", {"rolloutFailure": {"nemoGym": {"maxRowAttempts": 5}}}),
+    (
+        "SC-14.143",
+        "V-48",
+        {"rolloutFailure": {"onDroppedPrompt": "replace", "maxReplacementAttempts": 0}},
+    ),
+    (
+        "SC-14.143",
+        "V-48",
+        {"rolloutFailure": {"onDroppedPrompt": "replace", "replacementReservePrompts": 0}},
+    ),
+    (
+        "SC-14.145",
+        "V-41",
+        {"sampler": {"name": "in_order", "maxLookaheadVersions": 3}, "maxBufferedRollouts": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("trap", "rule", "settings"), TRAPS)
+def test_settings_that_spring_a_trap_are_refused_by_their_rule(manifest, trap, rule, settings):
+    job = read(manifest(asyncRL=settings))
+    assert rule in {each.rule.id for each in violations(job, cluster=False)}
+
+
+@pytest.mark.parametrize("estimator", ["gdpo", "reinforce_plus_plus"])
+def test_sc_14_121_statistics_over_the_batch_need_the_whole_step(manifest, estimator):
+    grpo = {"numPromptsPerStep": 8, "advEstimator": {"name": estimator}}
+    for chunk, refused in ((4, True), (8, False)):
+        job = read(manifest(algorithm={"grpo": grpo}, asyncRL={"minGroupsForStreamingTrain": chunk}))
+        assert ("V-6" in {each.rule.id for each in violations(job, cluster=False)}) is refused
+
+
+def test_sc_14_145_the_buffer_is_measured_by_the_widest_window_of_the_run(manifest):
+    case = {"algorithm": {"ppo": {"numPromptsPerStep": 4, "policyTrainingStartStep": 9}}}
+    for room, refused in ((4 * 5 - 1, True), (4 * 5, False)):
+        sampler = {"name": "in_order", "maxLookaheadVersions": 1, "warmupLookaheadVersions": 4}
+        job = read(manifest(**case, asyncRL={"sampler": sampler, "maxBufferedRollouts": room}))
+        assert ("V-41" in {each.rule.id for each in violations(job, cluster=False)}) is refused

@@ -14,7 +14,7 @@ from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.virtual_clock import run_virtual
 from asyncrl_runtime.app.resume import NothingUsable, newest_usable
-from asyncrl_runtime.core.errors import InfraFailure
+from asyncrl_runtime.core.errors import DataFailure, InfraFailure
 from asyncrl_runtime.core.fingerprint import identity_of
 from asyncrl_runtime.core.restore import RestoreRefused
 
@@ -257,3 +257,53 @@ def test_a_killed_loop_is_really_cut_short():
         run = staticmethod(forever)
 
     assert run_until_killed(Start(), 50) is None
+
+
+def test_sc_14_157_room_of_restored_groups_comes_back_as_they_are_trained(tmp_path):
+    spec = spec_of("weight_fifo", 4, checkpointing={"savePeriod": 1})
+    restored = 0
+    for turns in range(100, 220, 20):
+        folder = tmp_path / str(turns)
+        run_until_killed(start_of(spec, folder, 4), turns)
+        second = start_of(spec, folder, 4)
+        run_virtual(second.run())
+        restored += sum(event["restored_groups"] for event in second.events.of("resumed"))
+        assert second.parts.buffer.free == second.parts.buffer.capacity
+        assert sorted(second.trained_positions()) == list(range(PROMPTS))
+    assert restored > 0
+
+
+def test_sc_14_178_a_step_that_lost_a_group_does_not_wait_for_it_after_a_restart(tmp_path):
+    # A prompt of the second step fails for good; of the runs that are killed, some die before that step.
+    failure = {"maxSkippedPrompts": 1, "maxDataAttemptsPerPrompt": 1, "minStepBatchFraction": 0.5}
+    spec = job_spec(async_rl={**SAMPLERS["in_order"], "rolloutFailure": failure})
+    lost = []
+
+    def start(folder):
+        def failing(request):
+            return DataFailure("bad") if request.request_id.startswith(f"e0p{lost[0]}_") else None
+
+        made = start_of(spec, folder, 0)
+        made.failing, made.seconds, made.train_seconds = failing, lambda r: 0.5, lambda step: 20.0
+        return made
+
+    order = ScriptedStart(spec, tmp_path, prompts=PROMPTS)
+    lost.append(run_virtual(second_batch(order))[0])
+    resumed = 0
+    for turns in range(60, 200, 10):
+        folder = tmp_path / str(turns)
+        run_until_killed(start(folder), turns)
+        second = start(folder)
+        run_virtual(second.run())
+        resumed += second.found is not None and bool(second.found.cut.accounts["shortfall"])
+        assert second.parts.progress.steps == PROMPTS // 2
+        assert sorted([*second.trained_positions(), *lost]) == list(range(PROMPTS))
+        assert second.counts().dropped == 1
+    assert resumed > 0
+
+
+async def second_batch(start):
+    """Positions of the second dispatch batch of a job."""
+    cursor = start._connect(DirectoryStore(start.folder)).rollout.cursor
+    cursor.take()
+    return [ref.position for ref in cursor.take()]
