@@ -193,6 +193,16 @@ def test_a_sampler_that_cannot_be_imported_fails_its_run_alone(tmp_path):
     assert "custom target=nowhere_at_all:Mine failed: " in answer.stdout
 
 
+def test_the_help_and_the_docs_name_every_word():
+    from asyncrl_runtime.app.simulate import durations, faults
+
+    text = asyncrl("simulate", "--help").stdout
+    page = (SAMPLES.parents[1] / "docs" / "simulate.md").read_text()
+    for word in (*durations.WORDS, "trace", *faults.WORDS):
+        assert word in text.replace("\n", " "), word
+        assert f"`{word}`" in page, word
+
+
 def test_the_manifest_is_not_changed(tmp_path):
     job = small_job(tmp_path)
     before = yaml.safe_load(job.read_text())

@@ -88,7 +88,7 @@ def simulate(
             metavar="FAULT",
             help="What goes wrong; repeatable. rollout-error:probability=0.01, hang:probability=0.001, "
             "shard-death:shard=0,at=600, shard-freeze:every=3600,for=120, shard-slow:shard=0,factor=3, "
-            "train-step-error:probability=0.01.",
+            "refit-error:probability=0.01, train-step-error:probability=0.01.",
         ),
     ] = None,
     sweep: Annotated[

@@ -19,6 +19,8 @@ HEADS = (
     "length bias",
 )
 MARK = "*"
+NAME_WIDTH = 24
+"""Room for a knob and its value on a narrow terminal."""
 
 
 def show(results: Sequence[Result], lines: Sequence[str], *, preamble: str) -> None:
@@ -90,6 +92,8 @@ def _rich(
 
     console = Console()
     table = Table(*heads, header_style="bold")
+    table.columns[0].overflow = "fold"
+    table.columns[0].min_width = min(NAME_WIDTH, max(len(row[0]) for row in rows))
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
