@@ -72,10 +72,7 @@ def simulate(
         str,
         typer.Option(
             metavar="DURATION",
-            help="Of one completion, all of its turns together. A number, or constant:10, "
-            "lognormal:median=8,p99=60 (or median and sigma, or mean and sigma), exponential:mean=10, "
-            "pareto:min=5,alpha=1.5, bimodal:short=5,long=60,share=0.1, uniform:min=5,max=15, trace:FILE "
-            "with one number a line.",
+            help="Of one completion, all of its turns together.",
         ),
     ] = "lognormal:median=8,p99=60",
     train_seconds: Annotated[
@@ -86,9 +83,7 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="FAULT",
-            help="What goes wrong; repeatable. rollout-error:probability=0.01, hang:probability=0.001, "
-            "shard-death:shard=0,at=600, shard-freeze:every=3600,for=120, shard-slow:shard=0,factor=3, "
-            "refit-error:probability=0.01, train-step-error:probability=0.01.",
+            help="What goes wrong; repeatable.",
         ),
     ] = None,
     sweep: Annotated[
@@ -119,6 +114,26 @@ def simulate(
     The fleet serves up to asyncRL.maxInflightPrompts groups at once, and a completion takes as long however
     many run beside it; a group takes as long as the slowest of its completions. Every setting meets the same
     durations. Unless the sampler is swept, the manifest's is compared with the others at the same window.
+
+    \b
+    DURATION, in seconds:
+      10, constant:10
+      lognormal:median=8,p99=60   or median and sigma, or mean and sigma
+      exponential:mean=10
+      pareto:min=5,alpha=1.5
+      bimodal:short=5,long=60,share=0.1
+      uniform:min=5,max=15
+      trace:FILE                  one number a line
+
+    \b
+    FAULT:
+      rollout-error:probability=0.01     also kind=data
+      hang:probability=0.001
+      shard-death:shard=0,at=600         or every=3600; restart=60
+      shard-freeze:every=3600,for=120    or shard=0,at=600
+      shard-slow:shard=0,factor=3        also at=600,for=120
+      refit-error:probability=0.01
+      train-step-error:probability=0.01
     """
     from asyncrl_runtime.app.simulate.command import Request, simulate_command
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from shutil import get_terminal_size
 
 from asyncrl_runtime.app import words
 from asyncrl_runtime.app.simulate.figures import Figures, Result
@@ -20,7 +21,9 @@ HEADS = (
 )
 MARK = "*"
 NAME_WIDTH = 24
-"""Room for a knob and its value on a narrow terminal."""
+"""Room for a knob and its value."""
+
+BETWEEN_COLUMNS = 3
 
 
 def show(results: Sequence[Result], lines: Sequence[str], *, preamble: str) -> None:
@@ -32,10 +35,12 @@ def show(results: Sequence[Result], lines: Sequence[str], *, preamble: str) -> N
         rows = [(*row, _percent(r.figures.failed_percent)) for row, r in zip(rows, results, strict=True)]
     marked = any(result.setting.is_manifest for result in results) and len(results) > 1
     notes = [f"{MARK} the manifest's own"] if marked else []
-    if sys.stdout.isatty():
-        _rich(heads, rows, [preamble, *notes], lines)
-    else:
+    if not sys.stdout.isatty():
         sys.stdout.write("\n".join([preamble, *_plain(heads, rows), *notes, *lines]) + "\n")
+    elif get_terminal_size().columns < _least_width(heads, rows):
+        sys.stdout.write("\n".join([preamble, *_records(heads, rows), *notes, *lines]) + "\n")
+    else:
+        _rich(heads, rows, [preamble, *notes], lines)
 
 
 def _row(result: Result) -> tuple[str, ...]:
@@ -84,18 +89,37 @@ def _plain(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def _records(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A paragraph a setting, for narrow terminals."""
+    return [
+        f"{row[0]}\n  " + ", ".join(f"{head} {cell}" for head, cell in zip(heads[1:], row[1:], strict=True))
+        for row in rows
+    ]
+
+
+def _least_width(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Columns of a terminal that hold the table: heads may wrap, cells may not."""
+    others = [
+        max(*(len(word) for word in head.split()), *(len(row[i]) for row in rows))
+        for i, head in enumerate(heads[1:], 1)
+    ]
+    return NAME_WIDTH + sum(others) + BETWEEN_COLUMNS * len(heads)
+
+
 def _rich(
     heads: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], lines: Sequence[str]
 ) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    table = Table(*heads, header_style="bold")
+    table = Table(*heads, header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.columns[0].overflow = "fold"
     table.columns[0].min_width = min(NAME_WIDTH, max(len(row[0]) for row in rows))
-    for column in table.columns[1:]:
+    for i, column in enumerate(table.columns[1:], 1):
         column.justify = "right"
+        column.min_width = max(len(row[i]) for row in rows)
     for row in rows:
         table.add_row(*row, style="bold" if MARK in row[0] else None)
     console.print(notes[0], markup=False, highlight=False)
