@@ -57,7 +57,7 @@ async def test_sc_14_79_outstanding_counts_come_back_however_a_request_ends():
         "GenerationResult",
     ]
     assert bench.fleet.outstanding == [0]
-    assert bench.fleet._calls == [set()]
+    assert bench.fleet._calls == [{}]
 
 
 async def test_sc_7_60_a_failure_of_the_shard_is_reported_and_raised_as_unavailable():

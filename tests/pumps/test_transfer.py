@@ -79,6 +79,26 @@ async def test_sc_14_65_a_participant_that_was_restarted_meanwhile_stays_out():
     assert (bench.states, bench.versions) == (["HEALTHY", "STALE"], [7, -1])
 
 
+async def test_a_death_that_a_transfer_tells_late_is_not_that_of_the_new_engine():
+    bench = await at(
+        6,
+        on_dead="restart",
+        interval=1.0,
+        timeout=0.5,
+        start_seconds=5.0,
+        sync={"seconds": lambda version: 8.0},
+    )
+    async with bench.pumps():
+        await asyncio.sleep(1.5)
+        bench.generators[1].frozen = True
+        landed = await bench.transfer.land(7)
+        assert landed.retries == 1
+        assert bench.moves(1) == ["SUSPECT", "DEAD", "RESTARTING"]
+        await asyncio.sleep(20)
+    assert bench.moves(1) == ["SUSPECT", "DEAD", "RESTARTING", "STALE"]
+    assert bench.ledger.shards[1].restart_attempts == 1
+
+
 async def test_sc_6_31_sc_14_94_a_lost_shard_costs_one_rebuild_not_one_per_step():
     bench = await at(0, shards=3)
     bench.fleet.died(2, "killed", engine=0)

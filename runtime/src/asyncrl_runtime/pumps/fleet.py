@@ -59,7 +59,9 @@ class Fleet:
     recovering: bool = field(default=False, init=False)
     """The serving set may be empty on purpose: a failed refit is being repaired (SC-1.49)."""
 
-    _calls: list[set[_Call]] = field(init=False)
+    _calls: list[dict[_Call, None]] = field(init=False)
+    """By shard, oldest first."""
+
     _held: set[int] = field(default_factory=set, init=False)
     """Shards that were taken out by hand: only a release brings them back."""
 
@@ -69,7 +71,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         self.outstanding = [0] * len(self.shards)
-        self._calls = [set() for _ in self.shards]
+        self._calls = [{} for _ in self.shards]
         if self.ledger is not None:
             if self.ledger.num_shards != len(self.shards):
                 raise ValueError(
@@ -108,7 +110,7 @@ class Fleet:
     ) -> GenerationResult:
         engine = self.engine(index)
         call = _Call(asyncio.ensure_future(self.shards[index].generate(request)))
-        self._calls[index].add(call)
+        self._calls[index][call] = None
         self.outstanding[index] += 1
         try:
             async with deadline(f"generation {request.request_id}", timeout_seconds, GENERATION_TIMEOUT):
@@ -126,7 +128,7 @@ class Fleet:
             uncharged = call.uncharged or self.recovering
             raise ShardUnavailable(index, ledger.state(index), str(failure), uncharged) from failure
         finally:
-            self._calls[index].discard(call)
+            del self._calls[index][call]
             self.outstanding[index] -= 1
         if call.evicted is not None:  # it ended in the very moment: its tokens are not to be trusted
             raise ShardUnavailable(index, ledger.state(index), call.evicted, call.uncharged)
