@@ -20,6 +20,8 @@ PANELS: tuple[tuple[str, str, str, Callable[[Figures], float | None]], ...] = (
     ),
 )
 
+ROOM_FOR_LABELS = 1.18
+
 
 def write_charts(results: Sequence[Result], folder: Path) -> list[Path]:
     """`simulate.svg` and `simulate.png`."""
@@ -30,12 +32,14 @@ def write_charts(results: Sequence[Result], folder: Path) -> list[Path]:
     panels = figure.subplots(1, len(PANELS), sharey=True)
     places = range(len(results) - 1, -1, -1)
     for axes, (title, unit, color, value) in zip(panels, PANELS, strict=True):
-        values = [value(result.figures) or 0.0 for result in results]
-        bars = axes.barh(list(places), values, color=COLORS[color], height=0.7)
-        axes.bar_label(bars, labels=[f"{each:.4g}" for each in values], padding=3, fontsize=8)
+        values = [value(result.figures) for result in results]
+        lengths = [each or 0.0 for each in values]
+        bars = axes.barh(list(places), lengths, color=COLORS[color], height=0.7)
+        labels = ["none" if each is None else f"{each:.4g}" for each in values]
+        axes.bar_label(bars, labels=labels, padding=3, fontsize=8)
+        axes.set_xlim(0, ROOM_FOR_LABELS * max(1.0, *lengths))
         axes.set_title(title, loc="left", fontweight="bold", fontsize=11)
         axes.set_xlabel(unit)
-        axes.margins(x=0.18)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(list(places), names)
     paths = [folder / "simulate.svg", folder / "simulate.png"]
