@@ -29,10 +29,6 @@ ASKING = {
     "algorithm.ppo": {"algorithm": {"ppo": {}}, "value": {}, "valueLoss": {}},
     "algorithm.grpo.advEstimator.name": {"algorithm": {"grpo": {"advEstimator": {"name": "opd"}}}},
     "onPolicyDistillation": {"onPolicyDistillation": {"teacherModelByAgentName": {}}},
-    "asyncRL.maxInflightGenerations": {"asyncRL": {"maxInflightGenerations": 4}},
-    "asyncRL.rolloutFailure.minValidRowFraction": {
-        "asyncRL": {"rolloutFailure": {"minValidRowFraction": 0.5}}
-    },
     "asyncRL.generationRouter.enabled": {"asyncRL": {"generationRouter": {"enabled": True}}},
     "asyncRL.refit.transport": {"asyncRL": {"refit": {"transport": "Gloo"}}},
     "dataPlane.backend": {"dataPlane": {"backend": "simple"}},
@@ -41,10 +37,6 @@ ASKING = {
     },
     "checkpointing.modelSaveFormat": {"checkpointing": {"modelSaveFormat": "megatron"}},
     "checkpointing.isAsync": {"checkpointing": {"isAsync": True}},
-    "rolloutCheckpointing.snapshotAttemptIntervalSeconds": {
-        "rolloutCheckpointing": {"snapshotAttemptIntervalSeconds": 60.0}
-    },
-    "tokenCapture.enabled": {"tokenCapture": {"enabled": True}},
     "logging.swanlab.enabled": {"logging": {"swanlab": {"enabled": True}}},
     "generation.backend": {"generation": {"backend": "vllm", "gpusPerShard": 1}},
     "generation.colocated": {"generation": {"backend": "torch", "gpusPerShard": 0, "colocated": True}},
@@ -95,6 +87,11 @@ def test_the_table_names_fields(entry):
         {"asyncRL": {"refit": {"transport": "SharedMemory"}}},
         {"algorithm": {"grpo": {"useDynamicSampling": True}}},
         {"asyncRL": {"rolloutFailure": {"onDroppedPrompt": "replace", "maxSkippedPrompts": 1}}},
+        {
+            "tokenCapture": {"enabled": True},
+            "rolloutCheckpointing": {"snapshotAttemptIntervalSeconds": 60.0},
+            "asyncRL": {"maxInflightGenerations": 4, "rolloutFailure": {"minValidRowFraction": 0.5}},
+        },
         {"image": "x", "faultPolicy": {"maxRestarts": 1}, "scheduling": {"priorityClassName": "p"}},
     ],
 )
@@ -104,13 +101,13 @@ def test_what_is_built_or_is_only_for_a_cluster_is_not_refused(blocks):
 
 def test_refusing_names_the_place_in_the_file_and_every_setting(tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text("spec:\n  tokenCapture: {enabled: true}\n  training:\n    routerReplay: true\n")
-    asking = job(**ASKING["tokenCapture.enabled"], **ASKING["training.routerReplay"])
+    path.write_text("spec:\n  logging: {swanlab: {enabled: true}}\n  training:\n    routerReplay: true\n")
+    asking = job(**ASKING["logging.swanlab.enabled"], **ASKING["training.routerReplay"])
     with pytest.raises(ManifestError) as refused:
         refuse_unbuilt(asking, path)
     assert list(refused.value.lines) == [
-        f"{path}:2:18: spec.tokenCapture.enabled true is not carried out by this version of the runtime: "
-        "set it to false",
+        f"{path}:2:23: spec.logging.swanlab.enabled true is not carried out by this version of the runtime: "
+        "use another logger",
         f"{path}:4:5: spec.training.routerReplay true is not carried out by this version of the runtime: "
         "set it to false",
     ]

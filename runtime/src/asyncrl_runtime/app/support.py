@@ -54,17 +54,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("logging.numValSamplesToPrint", lambda s: s.logging.num_val_samples_to_print > 0, "set it to 0"),
     Unbuilt("checkpointing.saveConsolidated", lambda s: s.checkpointing.save_consolidated, "set it to false"),
     Unbuilt(
-        "asyncRL.maxInflightGenerations",
-        lambda s: s.async_rl.max_inflight_generations is not None,
-        "use asyncRL.maxInflightPrompts",
-        controller="always",
-    ),
-    Unbuilt(
-        "asyncRL.rolloutFailure.minValidRowFraction",
-        lambda s: s.async_rl.rollout_failure.min_valid_row_fraction > 0,
-        "set it to 0",
-    ),
-    Unbuilt(
         "asyncRL.generationRouter.enabled",
         lambda s: s.async_rl.generation_router.enabled,
         "set it to false",
@@ -89,12 +78,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "use safetensors",
     ),
     Unbuilt("checkpointing.isAsync", lambda s: s.checkpointing.is_async, "set it to false"),
-    Unbuilt(
-        "rolloutCheckpointing.snapshotAttemptIntervalSeconds",
-        lambda s: s.rollout_checkpointing.snapshot_attempt_interval_seconds is not None,
-        "remove it",
-    ),
-    Unbuilt("tokenCapture.enabled", lambda s: s.token_capture.enabled, "set it to false"),
     Unbuilt("logging.swanlab.enabled", lambda s: s.logging.swanlab.enabled, "use another logger"),
     Unbuilt("generation.backend", lambda s: s.generation.backend != "torch", "use torch"),
     Unbuilt("generation.colocated", lambda s: s.generation.colocated, "set it to false", controller="always"),

@@ -11,7 +11,7 @@ from functools import partial
 from asyncrl_runtime.core.errors import InfraFailure, RunError
 from asyncrl_runtime.core.ledger import Granularity, LedgerEntry, PromptLedger
 from asyncrl_runtime.core.records import GroupId, GroupRecord, Prompt, staging_key
-from asyncrl_runtime.core.samplers.base import Sampler
+from asyncrl_runtime.core.samplers.base import Sampler, is_oldest_first
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.pumps.rollouts import RolloutManager
@@ -78,12 +78,19 @@ class TokenCapture:
             entry.granularity = self.settings.granularity(prompt)
 
     def must_start_over(self, entry: LedgerEntry) -> bool:
-        """Whether finished siblings may not be reused: all generations must come from one attempt, or the
-        oldest could never be selected any more (SC-9.71)."""
+        """Whether a new attempt may not reuse finished siblings.
+
+        All generations are to be of one attempt; or the oldest could never be selected any more (SC-9.71);
+        or the sampler takes groups in the order of their weights, and may have passed the oldest while the
+        group held no slot.
+        """
         oldest = entry.oldest_sealed
-        return oldest is not None and (
+        if oldest is None:
+            return False
+        return (
             entry.granularity == "prompt_group"
             or self.sampler.should_abort_inflight(oldest, self.versions.trainer)
+            or (is_oldest_first(self.sampler) and oldest < self.versions.stamp)
         )
 
     async def discard(self, entry: LedgerEntry) -> None:

@@ -136,5 +136,7 @@ class SnapshotPump:
         published = await asyncio.to_thread(self.store.publish, anchor, staged, stored)
         self._saved_mutation, self._saved_at = (anchor, mutation), loop.time()
         facts["path"] = f"{anchor.name}/{published.path.name}"
-        if anchor != self.store.anchor_of(None):
+        bootstrap = self.store.anchor_of(None)
+        if anchor != bootstrap:
             await asyncio.to_thread(self.store.prune, anchor, self.keep_latest)
+            await asyncio.to_thread(self.store.prune, bootstrap, 0)

@@ -109,6 +109,7 @@ class BufferedSampler:
     supports_training_claims: ClassVar[bool] = True
     stamps: ClassVar[bool] = False
     gated: ClassVar[bool] = False
+    oldest_first: ClassVar[bool] = False
 
     @property
     def dispatch_index(self) -> int:
@@ -185,6 +186,11 @@ def is_gated(sampler: Sampler) -> bool:
     A custom sampler says so by moving its cursor.
     """
     return bool(getattr(sampler, "gated", sampler.dispatch_index >= 0))
+
+
+def is_oldest_first(sampler: Sampler) -> bool:
+    """Whether it takes groups strictly by weight, so that one without a slot can be passed over for good."""
+    return bool(getattr(sampler, "oldest_first", False))
 
 
 def staleness_floor(current: int, window: int) -> int:

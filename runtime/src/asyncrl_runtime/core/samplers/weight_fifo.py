@@ -14,6 +14,7 @@ class WeightFifo(GatedSampler):
     """Waits for unready groups of the oldest in-window weight instead of skipping ahead (SC-3.52)."""
 
     name: ClassVar[str] = "weight_fifo"
+    oldest_first: ClassVar[bool] = True
 
     def evict(self, current_train_weight: int) -> list[Slot]:
         """Ready groups older than the window."""
