@@ -18,7 +18,6 @@ SPEC = {
 }
 ASKING = {
     "asyncRL.diagnostics": {"asyncRL": {"diagnostics": True}},
-    "asyncRL.telemetryIntervalSeconds": {"asyncRL": {"telemetryIntervalSeconds": 5}},
     "logging.numValSamplesToPrint": {"logging": {"numValSamplesToPrint": 3}},
     "checkpointing.saveConsolidated": {"checkpointing": {"saveConsolidated": True}},
     "training.offloadOptimizerForLogprob": {

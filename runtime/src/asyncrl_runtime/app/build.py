@@ -37,6 +37,7 @@ from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.snapshot import SnapshotPump
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.supervisor import supervise
+from asyncrl_runtime.pumps.telemetry import TelemetryPump
 from asyncrl_runtime.pumps.train import RunEnd, TrainProgress, TrainPump
 from asyncrl_runtime.pumps.validation import Validator
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
@@ -98,6 +99,7 @@ class Parts:
     end: StepEnd = field(init=False)
     train: TrainPump = field(init=False)
     snapshots: SnapshotPump = field(init=False)
+    telemetry: TelemetryPump = field(init=False)
     watchdog: Watchdog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +117,7 @@ class Parts:
         self.end = wiring.step_end(self)
         self.train = wiring.train_pump(self)
         self.snapshots = wiring.snapshot_pump(self)
+        self.telemetry = wiring.telemetry_pump(self)
         self.watchdog = wiring.watchdog(self)
 
     def ask_to_stop(self) -> None:
@@ -156,6 +159,7 @@ class Parts:
             "watchdog": self.watchdog.run(),
             "rollout": rollout(),
             "snapshots": snapshots(),
+            "telemetry": self.telemetry.run(),
         }
         return await supervise(train(), beside)
 

@@ -28,6 +28,7 @@ from asyncrl_runtime.pumps.refit import Refit, RefitSettings
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.snapshot import SnapshotPump
+from asyncrl_runtime.pumps.telemetry import TelemetryPump
 from asyncrl_runtime.pumps.train import TrainPump, TrainSettings
 from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
 from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
@@ -412,4 +413,16 @@ def token_capture(parts: Parts) -> TokenCapture | None:
         gate=parts.gate,
         barrier=parts.barrier,
         generations=parts.facts.num_generations_per_prompt,
+    )
+
+
+def telemetry_pump(parts: Parts) -> TelemetryPump:
+    """Samples the throughput of the fleet, where the job asks for it."""
+    return TelemetryPump(
+        fleet=parts.fleet,
+        counters=parts.rollout.counters,
+        metrics=parts.outside.sink,
+        observer=parts.outside.observer,
+        wall_clock=time.time,
+        interval_seconds=parts.spec.async_rl.telemetry_interval_seconds,
     )

@@ -232,6 +232,7 @@ class GroupRunner:
                 self.accounts.replaced[meta.target_step] += 1
             await self._clear(staging)
         self.counters.committed += 1
+        self.counters.committed_tokens += meta.generated_tokens
         self.observer.event("group_committed", group=meta.group_id, record=record, meta=meta)
         return True
 

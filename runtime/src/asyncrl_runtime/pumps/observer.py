@@ -20,6 +20,9 @@ class RolloutCounters:
     """Cumulative counts over the process (SC-8.31); those with reasons count per kind of failure."""
 
     committed: int = 0
+    committed_tokens: int = 0
+    """Generated tokens of committed groups."""
+
     aborted: int = 0
     relaunched: int = 0
     detached: int = 0
