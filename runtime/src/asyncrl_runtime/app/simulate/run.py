@@ -12,17 +12,11 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import cast
 
-from pydantic import BaseModel
-
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import JobSpec
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
-from asyncrl_runtime.adapters.scripted import (
-    ScriptedEnvironment,
-    ScriptedSource,
-    ScriptedSync,
-    ScriptedTokenizer,
-)
+from asyncrl_runtime.adapters.scripted import ScriptedEnvironment, ScriptedSource, ScriptedTokenizer
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedSync
 from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
 from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.app.simulate.durations import Distribution, Series
@@ -237,7 +231,7 @@ class Simulation:
         Where no shard can fail, none is probed.
         """
         spec, facts = self.spec, Derived(self.spec)
-        changes: dict[str, BaseModel] = {
+        changes: dict[str, object] = {
             "checkpointing": spec.checkpointing.model_copy(update={"enabled": False}),
             "data": spec.data.model_copy(update={"shuffle": False}),
             "token_capture": spec.token_capture.model_copy(update={"enabled": False}),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from asyncrl_runtime.adapters.scripted import ScriptedGenerator
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator
 from asyncrl_runtime.app.simulate.faults import ShardFault
 from asyncrl_runtime.app.simulate.script import GroupPlan, RolloutScript
 from asyncrl_runtime.app.simulate.work import Work
