@@ -50,9 +50,10 @@ async def test_sc_14_21_no_attempt_starts_between_the_close_of_a_step_and_its_re
     run = Run(
         Script(
             prompts=24,
-            sync_seconds=lambda version: 0.5,
+            sampler=lambda buffer: InOrder(buffer, window=3),
+            sync_seconds=lambda version: 2.0,
             train_seconds=lambda step: 0.25,
-            generation_seconds=lambda request: 1.0 + 0.3 * (position(request) % 4),
+            generation_seconds=lambda request: 1.0 + 0.3 * (position(request) % 7),
             failing=failing,
             data_attempts=1,
             max_skipped=1,

@@ -76,7 +76,7 @@ class Drops:
     lender_target: int | None = None
 
 
-# SC-14.2 j, 14.8 g, 14.9 e and f, 14.12 h and i, 14.13 a and j, 14.15 i, 14.17 a.
+# SC-14.2 j, 14.8 g, 14.9 e and f, 14.12 d and h, 14.13 d and j, 14.15 i, 14.17 a, 14.20 d.
 EX_5_2 = {
     "a": Drops(2, "SC", [(0, 0), (1, 0)], replaced={0: 1}, free=3),
     "b": Drops(2, "SS", [(0, 0), (1, 0)], shortfall={0: 1}, free=4),
