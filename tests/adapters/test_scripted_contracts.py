@@ -9,7 +9,8 @@ from ports.trainer_contract import TrainerContract
 from ports.weight_sync_contract import WeightSyncContract
 
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
-from asyncrl_runtime.adapters.scripted import ScriptedGenerator, ScriptedSync, ScriptedTrainer
+from asyncrl_runtime.adapters.scripted import ScriptedTrainer
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
 
 
 class TestScriptedGenerator(GeneratorContract):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from support.runs import Run, Script
 
-from asyncrl_runtime.adapters.scripted import ScriptedGenerator
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator
 from asyncrl_runtime.core.errors import RefitAborted
 from asyncrl_runtime.core.fleet import FleetLedger
 from asyncrl_runtime.core.metric_names import check_name

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from asyncrl_runtime.adapters.scripted import ScriptedGenerator, ScriptedTokenizer
+from asyncrl_runtime.adapters.scripted import ScriptedTokenizer
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator
 from asyncrl_runtime.core.errors import (
     DataFailure,
     DeadlinePassed,

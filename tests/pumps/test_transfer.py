@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from support.fleets import Watched, request
 
-from asyncrl_runtime.adapters.scripted import MIXED, ScriptedSync
+from asyncrl_runtime.adapters.scripted_fleet import MIXED, ScriptedSync
 from asyncrl_runtime.core.errors import (
     FleetExhausted,
     InfraFailure,

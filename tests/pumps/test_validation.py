@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from support.runs import Run, Script
 
-from asyncrl_runtime.core.errors import DataFailure, InfraFailure, ValidationFailed
+from asyncrl_runtime.core.errors import DataFailure, InfraFailure, ShardUnavailable, ValidationFailed
 from asyncrl_runtime.core.records import Completion, GroupRecord, Prompt, PromptRef
 from asyncrl_runtime.pumps.validation import validation_metrics
 
@@ -139,3 +139,24 @@ async def test_sc_5_91_validation_runs_on_the_new_weights_with_the_gate_closed()
     await asyncio.wait_for(run.go(), 1e6)
     assert seen == [(False, step, f"val{step}") for step in range(1, 5) for _ in range(4)]
     assert [step["val/accuracy"] for step in run.records.steps] == [1.0] * 4
+
+
+@pytest.mark.parametrize(("losses", "measured"), [(2, True), (3, False)])
+async def test_sc_8_68_a_lost_shard_does_not_fail_the_pass(losses, measured):
+    measurer, run = validator(prompts=2, failure_action="abort")
+    inner, lost = run.validator.rollouts, []
+
+    class Losing:
+        async def roll_group(self, prompt, **rest):
+            if prompt.ref.position == 1 and len(lost) < losses:
+                lost.append(rest["attempt"])
+                raise ShardUnavailable(1, "DEAD", "killed")
+            return await inner.roll_group(prompt, **rest)
+
+    measurer.rollouts = Losing()
+    if measured:
+        assert (await measurer.run(5))["prompts"] == 2
+    else:
+        with pytest.raises(ValidationFailed, match="killed"):
+            await measurer.run(5)
+    assert lost == list(range(losses))

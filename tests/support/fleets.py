@@ -11,12 +11,11 @@ from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.scripted import (
     ScriptedAdvantages,
     ScriptedEnvironment,
-    ScriptedGenerator,
     ScriptedSource,
-    ScriptedSync,
     ScriptedTokenizer,
     ScriptedTrainer,
 )
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
 from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
 from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.core.fleet import FleetLedger, FleetSettings

@@ -13,12 +13,11 @@ from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.scripted import (
     ScriptedAdvantages,
     ScriptedEnvironment,
-    ScriptedGenerator,
     ScriptedSource,
-    ScriptedSync,
     ScriptedTokenizer,
     ScriptedTrainer,
 )
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
 from asyncrl_runtime.adapters.virtual_clock import VirtualClockLoop
 from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
 from asyncrl_runtime.app.resume import newest_usable, resume

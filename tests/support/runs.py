@@ -8,12 +8,11 @@ from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.scripted import (
     ScriptedAdvantages,
     ScriptedEnvironment,
-    ScriptedGenerator,
     ScriptedSource,
-    ScriptedSync,
     ScriptedTokenizer,
     ScriptedTrainer,
 )
+from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
 from asyncrl_runtime.core.dataloader import DataCursor
 from asyncrl_runtime.core.drops import DropPolicy, FailureBudgets, StepAccounts
 from asyncrl_runtime.core.ledger import PromptLedger

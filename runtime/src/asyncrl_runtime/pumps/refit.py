@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncrl_runtime.core.versions import Versions
+from asyncrl_runtime.pumps.attempts import Attempt
 from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.fleet import Fleet
-from asyncrl_runtime.pumps.group import Observer
+from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.transfer import Landed, WeightTransfer
 from asyncrl_runtime.pumps.wakeup import RolloutGate
@@ -135,7 +136,7 @@ class Refit:
         if self.settings.in_flight or not self.rollout.inflight:
             return
         self.busy.for_seconds(self.settings.drain_timeout_seconds)
-        ended = asyncio.gather(*(attempt.ended.wait() for attempt in self.rollout.inflight.values()))
+        ended = asyncio.ensure_future(_all_ended(list(self.rollout.inflight.values())))
         silent = asyncio.ensure_future(self.fleet.changed.until(lambda: self.fleet.silent))
         try:
             done, _ = await asyncio.wait(
@@ -153,3 +154,8 @@ class Refit:
         self.observer.event("drain_timeout", left=len(left), action=self.settings.drain_timeout_action)
         if self.settings.drain_timeout_action == "abort":
             await self.rollout.abort(left, grace_seconds=self.settings.abort_grace_seconds)
+
+
+async def _all_ended(attempts: Sequence[Attempt]) -> None:
+    for attempt in attempts:
+        await attempt.ended.wait()

@@ -6,13 +6,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncrl_runtime.core.errors import RolloutFailure, ValidationFailed
+from asyncrl_runtime.core.errors import RolloutFailure, ShardUnavailable, ValidationFailed
 from asyncrl_runtime.core.records import Completion, GroupRecord, Prompt, PromptRef
 from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.rollouts import RolloutManager
+
+MAX_ATTEMPTS = 3
+"""Of a prompt whose shards are lost under it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +100,21 @@ class Validator:
         return value >= threshold if self.settings.higher_is_better else value <= threshold
 
     async def _roll(self, prompt: Prompt, step: int) -> GroupRecord:
-        return await self.rollouts.roll_group(
-            prompt,
-            group_id=f"val{step}p{prompt.ref.position}",
-            attempt=0,
-            generations=self.settings.generations,
-            sampling=self.settings.sampling,
-        )
+        """A lost shard costs another attempt on those that are left, not the pass (SC-8.68)."""
+        attempt = 0
+        while True:
+            try:
+                return await self.rollouts.roll_group(
+                    prompt,
+                    group_id=f"val{step}p{prompt.ref.position}",
+                    attempt=attempt,
+                    generations=self.settings.generations,
+                    sampling=self.settings.sampling,
+                )
+            except ShardUnavailable:
+                attempt += 1
+                if attempt == MAX_ATTEMPTS:
+                    raise
 
 
 def validation_metrics(records: list[GroupRecord]) -> dict[str, float]:
