@@ -159,6 +159,56 @@ def simulate(
     )
 
 
+@app.command(epilog="Example: asyncrl chaos job.yaml --seed 3 --faults kill-shard,freeze-shard,kill-run")
+def chaos(
+    job: Manifest,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same plan of faults.")] = 0,
+    faults: Annotated[
+        str, typer.Option(metavar="WORD,…", help="What may go wrong. Default: all that the job can survive.")
+    ] = "",
+    count: Annotated[int, typer.Option(min=0, help="Faults in all.")] = 8,
+    mean_gap_seconds: Annotated[float, typer.Option(min=0.01, help="Mean time between two of them.")] = 3.0,
+    timeout_seconds: Annotated[
+        float, typer.Option(min=1, help="The run must have ended by itself by then.")
+    ] = 600.0,
+    sets: Sets = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Run folder, empty. Default: runs/<metadata.name>-chaos-<seed>.", file_okay=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a job while its processes are killed, frozen and slowed, and its checkpoints corrupted.
+
+    For developers. Prints what was done, in what time the run noticed and recovered, and the prompt ledger;
+    status 0 means that the run was completed, no prompt was lost and none was trained on twice. Ends only
+    processes of the run that it started.
+
+    \b
+    WORD:
+      kill-shard, freeze-shard, slow-shard
+      kill-environment, freeze-environment
+      kill-trainer, freeze-trainer
+      kill-run, stop-run, freeze-run
+      corrupt-checkpoint
+    """
+    from asyncrl_runtime.app.chaos.command import chaos_command
+
+    raise typer.Exit(
+        chaos_command(
+            job,
+            sets or [],
+            seed=seed,
+            faults=[word.strip() for word in faults.split(",") if word.strip()],
+            count=count,
+            mean_gap_seconds=mean_gap_seconds,
+            timeout_seconds=timeout_seconds,
+            output=output,
+            as_json=as_json,
+        )
+    )
+
+
 @app.command(epilog="Example: asyncrl init reverse > job.yaml")
 def init(
     task: Annotated[

@@ -1,0 +1,1 @@
+"""`asyncrl chaos`: a job with something going wrong all the time."""
