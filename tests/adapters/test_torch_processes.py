@@ -36,6 +36,7 @@ from asyncrl_runtime.core.errors import (
     TrainerFailure,
     WorkerDied,
 )
+from asyncrl_runtime.core.failures import is_infra
 from asyncrl_runtime.ports import columns as col
 from asyncrl_runtime.ports.advantage import AdvantageFailure
 from asyncrl_runtime.ports.columns import Jagged
@@ -128,8 +129,9 @@ async def test_sc_14_43_a_killed_shard_fails_its_requests_at_once(generator):
     killed = time.monotonic()
     os.kill(generator.worker.pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match=r"generation shard 0 .* SIGKILL"):
+    with pytest.raises(WorkerDied, match=r"generation shard 0 .* SIGKILL") as caught:
         await call
+    assert is_infra(caught.value)
     assert time.monotonic() - killed < 1.0
     assert not generator.alive
 
@@ -202,8 +204,9 @@ async def test_sc_14_43_an_engine_that_fails_fails_its_requests_and_every_later_
     await running(shard, 1)
     await shard.worker.call("poison")
 
-    with pytest.raises(EngineFailure, match="logits are not finite under weights of version -1"):
+    with pytest.raises(EngineFailure, match="logits are not finite under weights of version -1") as caught:
         await call
+    assert is_infra(caught.value)
     for later in (shard.probe(), shard.generate(request("b"))):
         with pytest.raises(EngineFailure, match="not finite"):
             await later

@@ -11,6 +11,7 @@ from asyncrl_runtime.core.errors import DataFailure, InfraFailure, PromptFailed,
 from asyncrl_runtime.core.samplers.in_order import InOrder
 from asyncrl_runtime.core.samplers.ready_first import ReadyFirst
 from asyncrl_runtime.core.samplers.windowed import Windowed
+from asyncrl_runtime.pumps.capture import CaptureSettings
 
 pytestmark = pytest.mark.looptime
 
@@ -112,6 +113,32 @@ async def test_sc_14_39_a_retry_has_the_stamp_of_its_own_start():
     retried = run.events.of("group_committed")[1]["meta"]
     assert retried.attempt > 0
     assert (retried.start_weight, set(retried.weight_versions)) == (1, {1})
+
+
+async def test_sc_14_39_with_a_finished_sibling_a_group_is_as_old_as_that():
+    # The second sibling of prompt 1 hangs; its group is relaunched under version 1.
+    capture = CaptureSettings(
+        granularity=lambda prompt: "sibling",
+        finalizers=1,
+        finalize_timeout_seconds=None,
+        max_generations=None,
+    )
+    run = Run(
+        Script(
+            prompts=2,
+            groups_per_step=1,
+            capture=capture,
+            generation_seconds=lambda r: 90.0 if r.request_id.startswith("e0p1_a0_g1") else 1.0,
+        )
+    )
+    going = asyncio.create_task(run.go())
+    await asyncio.sleep(5)
+    assert await run.rollout.abort(list(run.rollout.inflight.values()), grace_seconds=1) == 1
+    await asyncio.sleep(0.5)
+    slot = run.rollout.inflight["e0p1"].slot
+    assert (slot.attempt, slot.start_weight, run.versions.stamp) == (1, 0, 1)
+    await going
+    assert run.events.of("group_committed")[1]["meta"].weight_versions == (0, 1)
 
 
 # ── room ────────────────────────────────────────────────────────────────────────────────────────────

@@ -110,6 +110,7 @@ def windowed(buffer):
 async def test_sc_14_102_a_finished_run_is_no_stall():
     run = watched(Script(prompts=8, max_steps=1))
     await go(run)
+    await run.watchdog.tick()
     run.watchdog._moved_at = asyncio.get_running_loop().time() - 1000
     await run.watchdog.tick()
     assert run.events.of("stalled") == []
