@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob, JobSpec
+from asyncrl_api.parse import ManifestInvalid, Problem, parse
+from asyncrl_api.resolve import resolve
+from asyncrl_api.spec.checkpointing import CheckpointingSpec
 from asyncrl_api.warnings import warnings_for
-from asyncrl_runtime.app.manifest import ManifestError, read_job
-from asyncrl_runtime.app.support import refuse_unbuilt
+from asyncrl_runtime.app.manifest import ManifestError, load_manifest, render
+from asyncrl_runtime.app.support import unbuilt_settings
 
 OK, INVALID = 0, 2
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_CLUSTER_REFUSES = "note: a cluster refuses it: "
 _DIGIT_SYMBOLS, _TEXT_SYMBOLS = 16, 98
 
 
@@ -33,25 +39,105 @@ class Sizes:
     """Of one shard with every slot of the buffer's rows full."""
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A manifest that is valid, and where it can be carried out: here, on a cluster, or both."""
+
+    job: AsyncRLJob
+    """Resolved."""
+
+    not_here: tuple[str, ...]
+    """Settings that `asyncrl run` refuses, each with its place and the way out."""
+
+    not_on_a_cluster: tuple[str, ...]
+    """What only a cluster refuses."""
+
+    @property
+    def places(self) -> str:
+        """Where it can run, in words."""
+        if self.not_here:
+            return "a cluster only"
+        return "this machine only" if self.not_on_a_cluster else "this machine and a cluster"
+
+
 def validate_command(path: Path, sets: list[str], *, as_json: bool, verbose: bool) -> int:
     """Print the facts, or everything that is wrong."""
     try:
-        job = refuse_unbuilt(read_job(path, sets), path, sets)
+        verdict = examine(path, sets)
     except ManifestError as error:
+        if verbose:
+            traceback.print_exception(error, file=sys.stderr)
+        if as_json:
+            sys.stdout.write(json.dumps({"valid": False, "problems": error.lines}, indent=2) + "\n")
         sys.stderr.write(f"{error}\n")
         return INVALID
-    facts = manifest_facts(job)
-    warnings = [str(warning) for warning in warnings_for(job)]
     if as_json:
-        sys.stdout.write(json.dumps({"valid": True, **facts, "warnings": warnings}, indent=2) + "\n")
-        return OK
-    width = max(len(name) for name in facts)
-    sys.stdout.write(f"{path} is valid: AsyncRLJob {job.metadata.name}\n")
-    for name, value in facts.items():
-        sys.stdout.write(f"  {name:<{width}}  {value}\n")
-    for warning in warnings:
-        sys.stdout.write(f"warning: {warning}\n")
+        _write_json(verdict)
+    else:
+        _write_text(path, verdict)
     return OK
+
+
+def examine(path: Path, sets: Sequence[str] = ()) -> Verdict:
+    """Check a manifest by the rules of a cluster and by those of this machine.
+
+    What only a cluster asks for, such as a volume for checkpoints, is an error where only a cluster can
+    carry the job out.
+
+    Raises:
+        ManifestError: nothing can carry it out; everything that is wrong is in it.
+    """
+    raw, positions = load_manifest(path, sets)
+    everywhere = _problems(raw, cluster=True)
+    here = _problems(raw, cluster=False) if everywhere else ()
+    on_a_cluster = render([problem for problem in everywhere if problem not in here], positions)
+    if here:
+        raise ManifestError((*render(here, positions), *map(_CLUSTER_REFUSES.__add__, on_a_cluster)))
+    job = resolve(parse(raw))
+    not_here = unbuilt_settings(job)
+    if on_a_cluster and not_here:
+        asked = ", ".join(problem.path for problem in not_here)
+        raise ManifestError((*on_a_cluster, f"note: only a cluster can carry it out, because of {asked}"))
+    return Verdict(job, render(not_here, positions), on_a_cluster)
+
+
+def _problems(raw: object, *, cluster: bool) -> tuple[Problem, ...]:
+    try:
+        parse(raw, cluster=cluster)
+    except ManifestInvalid as invalid:
+        return invalid.problems
+    return ()
+
+
+def _write_json(verdict: Verdict) -> None:
+    told = {
+        "valid": True,
+        **manifest_facts(verdict.job),
+        "runs on": verdict.places,
+        "warnings": [str(warning) for warning in warnings_for(verdict.job, cluster=True)],
+        "not carried out by asyncrl run": verdict.not_here,
+        "not accepted by a cluster": verdict.not_on_a_cluster,
+    }
+    sys.stdout.write(json.dumps(told, indent=2) + "\n")
+
+
+def _write_text(path: Path, verdict: Verdict) -> None:
+    facts = {**manifest_facts(verdict.job), "runs on": verdict.places}
+    width = max(len(name) for name in facts)
+    lines = [f"{path} is valid: AsyncRLJob {verdict.job.metadata.name}"]
+    lines += [f"  {name:<{width}}  {value}" for name, value in facts.items()]
+    here = warnings_for(verdict.job)
+    lines += [f"warning: {warning}" for warning in here]
+    lines += [
+        f"warning, on a cluster: {warning}"
+        for warning in warnings_for(verdict.job, cluster=True)
+        if warning not in here
+    ]
+    if verdict.not_here:
+        lines.append("note: asyncrl run on this machine does not carry out these settings:")
+    lines += [f"  {line}" for line in verdict.not_here]
+    lines += map(_CLUSTER_REFUSES.__add__, verdict.not_on_a_cluster)
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def manifest_facts(job: AsyncRLJob) -> dict[str, object]:
@@ -127,7 +213,22 @@ def _checkpoints(spec: JobSpec) -> str:
     saving = spec.checkpointing
     if not saving.enabled:
         return "off"
-    return f"every {saving.save_period} step(s), the best {saving.keep_top_k or 'of all'} kept"
+    also = f", and every {saving.ft_save_period} for restarts" if saving.ft_save_period else ""
+    return f"every {saving.save_period} step(s){also}; {_kept(saving)}"
+
+
+def _kept(saving: CheckpointingSpec) -> str:
+    """What retention leaves (SC-9.40)."""
+    top, latest = saving.keep_top_k, saving.ft_keep_latest_k
+    if top is None and latest is None:
+        return "all kept"
+    if top is None:
+        kept = f"those of every {saving.save_period} step(s) kept"
+    elif saving.metric_name is None:
+        kept = f"the newest {top} kept"
+    else:
+        kept = f"the best {top} by {saving.metric_name} and the newest kept"
+    return kept if latest is None else f"{kept}, besides the newest {latest}"
 
 
 def _size(count: int) -> str:
