@@ -96,7 +96,7 @@ def test_sc_9_93_killed_between_any_two_awaits_no_prompt_is_lost_or_trained_twic
     resumed = 0
     for seed in range(44):
         rng = random.Random(f"{sampler}/{seed}")
-        kills = [rng.randint(1, 260) for _ in range(rng.randint(1, 3))]
+        kills = [rng.randint(1, 320) for _ in range(rng.randint(1, 3))]
         spec = spec_of(sampler, seed)
         start, bundles = run_with_kills(spec, tmp_path / str(seed), seed, kills)
         resumed += bundles
