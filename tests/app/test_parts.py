@@ -63,7 +63,7 @@ def test_sc_14_108_the_cause_is_looked_for_at_the_shards_first_and_in_training_l
         raise AssertionError
 
     with_parts(tmp_path, lambda parts: parts.run(prepare), generationFleetHealth={"enabled": True})
-    order = [ranked.index(name) for name in ("probe", "watchdog", "rollout")]
+    order = [ranked.index(name) for name in ("probe", "watchdog", "rollout", "snapshots")]
     assert order == sorted(order)
     assert ranked[0] == "probe"
 

@@ -99,13 +99,15 @@ async def test_sc_14_107_what_fails_while_it_is_ended_hides_no_error(looptime):
             raise ValueError("while it was ended")
 
     beside = {"breaks": breaks_at_the_end(), "stubborn": stubborn.run()}
-    with pytest.raises(KeyError, match="broken"):
-        await supervise(after(1, KeyError("broken")), beside)
-    assert looptime == 1 + DRAIN_SECONDS
-    stubborn.stubborn = False
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        task.cancel()
-    await asyncio.sleep(0)
+    try:
+        with pytest.raises(KeyError, match="broken"):
+            await supervise(after(1, KeyError("broken")), beside)
+        assert looptime == 1 + DRAIN_SECONDS
+    finally:
+        stubborn.stubborn = False
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
 
 
 async def test_cancelling_the_supervisor_cancels_every_pump():
