@@ -98,6 +98,21 @@ async def test_the_only_shard_is_taken_in_again_although_no_step_can_complete_wi
     assert landed == sorted(landed)
 
 
+async def test_sc_7_75_the_only_shard_may_freeze_and_be_found_by_the_probe_whose_round_looks_at_the_fleet(
+    tmp_path,
+):
+    run = WatchedRun(
+        spec_of(shards=1, health={"restartGraceSeconds": 300.0}),
+        tmp_path,
+        prompts=20,
+        restart_seconds=30.0,
+        finished=at_step(2, lambda parts: setattr(parts.shards[0], "frozen", True)),
+    )
+    assert await run.run() == "max_steps"
+    assert run.whole
+    assert run.moves(0) == ["SUSPECT", "DEAD", "RESTARTING", "STALE", "HEALTHY"]
+
+
 async def test_without_a_grace_the_loss_of_the_only_shard_ends_the_run(tmp_path):
     run = WatchedRun(
         spec_of(shards=1),

@@ -420,6 +420,15 @@ def test_sc_7_75_shards_that_come_back_defer_exhaustion_for_the_grace_only():
     assert fleet.exhausted() is None
 
 
+def test_sc_7_75_a_dead_shard_that_is_about_to_be_restarted_is_coming_back():
+    fleet = ledger(restart_grace_seconds=10.0)
+    fleet.restart_due = lambda shard: shard == 0
+    play(fleet, "death")
+    assert (fleet.deferred, fleet.exhausted()) == (True, None)
+    fleet.restart_due = lambda shard: False
+    assert fleet.exhausted() is not None
+
+
 def test_sc_7_75_the_grace_counts_from_the_first_missing_shard():
     fleet = ledger(3, min_healthy_shards=3, restart_grace_seconds=10.0)
     play(fleet, "death", "restarting", shard=0)

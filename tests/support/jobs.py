@@ -96,22 +96,33 @@ class ScriptedStart:
         parts = self.parts = self._connect(store)
         if self.found is not None:
             await resume(parts, self.found)
+        return await self._go(parts)
+
+    async def _go(self, parts):
         await parts.refit.run()
         if self.stop_after is not None:
             asyncio.get_running_loop().call_later(self.stop_after, parts.ask_to_stop)
         beside = {"rollout": parts.rollout.run(), "snapshots": parts.snapshots.run()}
         return await supervise(parts.train.run(), beside)
 
+    def _shards(self):
+        return [ScriptedGenerator(index=i, seconds=self.seconds, failing=self.failing) for i in range(2)]
+
+    def _sync(self, shards):
+        return ScriptedSync(shards=shards, seconds=lambda version: 0.1)
+
+    def _environment(self):
+        return ScriptedEnvironment()
+
     def _connect(self, store):
         spec, facts = self.spec, Derived(self.spec)
-        plane, buffer = InProcessPlane(100_000), ReplayBuffer(facts.buffer_size)
-        shards = [ScriptedGenerator(index=i, seconds=self.seconds, failing=self.failing) for i in range(2)]
+        plane, buffer, shards = InProcessPlane(100_000), ReplayBuffer(facts.buffer_size), self._shards()
         source = ScriptedSource(length=self.prompts)
         outside = Outside(
             source=source,
             validation=None,
             tokenizer=ScriptedTokenizer(),
-            environment=ScriptedEnvironment(),
+            environment=self._environment(),
             observer=self.events,
             sink=self.records,
             store=store,
@@ -127,7 +138,7 @@ class ScriptedStart:
             sampler=build_sampler(spec, buffer),
             shards=shards,
             trainer=ScriptedTrainer(plane=plane, seconds=self.train_seconds),
-            sync=ScriptedSync(shards=shards, seconds=lambda version: 0.1),
+            sync=self._sync(shards),
             advantages=ScriptedAdvantages(),
             max_steps=clamped_steps(spec, self.prompts),
         )

@@ -132,6 +132,9 @@ class FleetLedger:
     on_transition: Callable[[Transition], None] = lambda transition: None
     """Told about each change of state, after it."""
 
+    restart_due: Callable[[int], bool] = lambda shard: False
+    """Whether somebody is about to start a new engine for a dead shard."""
+
     shards: list[ShardRecord] = field(init=False)
     epoch: int = field(default=0, init=False)
     """Changes of the serving set (SC-7.45)."""
@@ -199,7 +202,8 @@ class FleetLedger:
         if self._missing_since is None:
             return False
         coming = len(self._in(frozenset({RESTARTING, STALE})))
-        enough = len(self.serving) + coming >= self.settings.min_healthy_shards
+        due = sum(shard.state is DEAD and self.restart_due(i) for i, shard in enumerate(self.shards))
+        enough = len(self.serving) + coming + due >= self.settings.min_healthy_shards
         return enough and self.clock() - self._missing_since < self.settings.restart_grace_seconds
 
     def exhausted(self) -> FleetExhausted | None:

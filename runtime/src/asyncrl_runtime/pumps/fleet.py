@@ -78,6 +78,7 @@ class Fleet:
                     f"the health ledger has {self.ledger.num_shards} shards, the fleet {len(self.shards)}"
                 )
             self.ledger.on_transition = self._moved
+            self.ledger.restart_due = self.restart_due
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────────
 
