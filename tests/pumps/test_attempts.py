@@ -42,7 +42,7 @@ class Rollouts:
 
 
 async def test_sc_14_21_no_attempt_starts_between_the_close_of_a_step_and_its_refit():
-    # First attempts, retries and spares alike; the shards hold what each is stamped with.
+    # First attempts, retries and spares alike; trainer and shards hold what each is stamped with.
     def failing(request):
         if position(request) == 4:
             return DataFailure("bad")
@@ -65,8 +65,8 @@ async def test_sc_14_21_no_attempt_starts_between_the_close_of_a_step_and_its_re
 
     def in_step(rest):
         slot = run.rollout.inflight[rest["group_id"]].slot
-        fits = run.gate.is_open and slot.start_weight == run.shards[0].weight_version
-        begun.append((slot.attempt > 0, fits))
+        current = slot.start_weight == run.versions.trainer == run.shards[0].weight_version
+        begun.append((slot.attempt > 0, run.gate.is_open and current))
 
     Rollouts(run, in_step)
     await run.go()

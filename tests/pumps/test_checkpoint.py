@@ -130,7 +130,14 @@ def test_a_bundle_holds_what_the_layout_says(tmp_path):
     }
 
 
-def test_sc_14_161_index_ledger_and_rows_of_every_bundle_agree(tmp_path):
+def test_sc_14_161_index_ledger_and_rows_of_every_bundle_agree(tmp_path, monkeypatch):
+    keys = InProcessPlane.keys
+
+    async def slow(plane):
+        await asyncio.sleep(0.9)
+        return await keys(plane)
+
+    monkeypatch.setattr(InProcessPlane, "keys", slow)
     run = bench(
         tmp_path,
         prompts=40,

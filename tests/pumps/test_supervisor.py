@@ -100,8 +100,9 @@ async def test_sc_14_107_what_fails_while_it_is_ended_hides_no_error(looptime):
 
     beside = {"breaks": breaks_at_the_end(), "stubborn": stubborn.run()}
     try:
-        with pytest.raises(KeyError, match="broken"):
+        with pytest.raises(KeyError, match="broken") as caught:
             await supervise(after(1, KeyError("broken")), beside)
+        assert caught.value.__notes__ == ["pump breaks failed as well: ValueError('while it was ended')"]
         assert looptime == 1 + DRAIN_SECONDS
     finally:
         stubborn.stubborn = False

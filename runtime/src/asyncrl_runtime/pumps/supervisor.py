@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,6 +23,7 @@ async def supervise(main: Coroutine[None, None, T], beside: Mapping[str, Corouti
     ]
     main_task = asyncio.create_task(main, name="train")
     ranked: list[asyncio.Task] = [*tasks, main_task]
+    first: BaseException | None = None
     try:
         pending = set(ranked)
         while True:
@@ -35,10 +36,23 @@ async def supervise(main: Coroutine[None, None, T], beside: Mapping[str, Corouti
                 raise cause_of(error)
             if main_task in done:
                 return main_task.result()
+    except BaseException as error:
+        first = error
+        raise
     finally:
         for task in ranked:
             task.cancel()
         await asyncio.wait(ranked, timeout=DRAIN_SECONDS)
+        if first is not None:
+            _note_later_failures(first, ranked)
+
+
+def _note_later_failures(first: BaseException, tasks: Iterable[asyncio.Task]) -> None:
+    """What failed beside the error that ends the run, or on being ended, is told with it."""
+    for task in tasks:
+        later = task.exception() if task.done() and not task.cancelled() else None
+        if later is not None and cause_of(later) is not first:
+            first.add_note(f"pump {task.get_name()} failed as well: {cause_of(later)!r}")
 
 
 def cause_of(error: BaseException) -> BaseException:
