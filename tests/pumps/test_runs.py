@@ -278,6 +278,18 @@ async def test_sc_5_75_a_failed_train_step_is_retried_with_the_same_groups():
     assert len(run.events.of("train_step_retried")) == 1
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+async def test_sc_5_75_a_step_that_fails_several_times_is_still_applied(chunk):
+    # The update fails first, and then the work that is done again before it.
+    def failing(call, number):
+        return (call, number) in {("finish", 1), ("begin", 2), ("accumulate", 3 if chunk == 2 else 5)}
+
+    run = await run_script(prompts=8, step_retries=3, smallest_chunk=chunk, trainer_failing=failing)
+    assert len(run.events.of("train_step_retried")) >= 2
+    assert sorted(run.trained_prompts()) == list(range(8))
+    assert run.trainer.optimizer_steps == run.progress.policy_optimizer_steps == 4
+
+
 async def test_without_retries_a_failed_train_step_ends_the_run():
     with pytest.raises(TrainerFailure, match="scripted failure of call 1"):
         await run_script(prompts=8, trainer_failing=lambda call, n: call == "finish" and n == 1)

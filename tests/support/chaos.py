@@ -157,7 +157,7 @@ class Case:
             "minStepBatchFraction": 0.01,
             "onDroppedPrompt": rng.choice(["shrink", "replace"]),
             "maxReplacementAttempts": rng.randint(1, 2),
-            "native": {"generationTimeoutSeconds": 40.0},
+            "native": {"generationTimeoutSeconds": 100.0},
         }
 
     def _start(self, rng, number):
@@ -239,7 +239,7 @@ class ChaosStart(ScriptedStart):
             shard.die()
             return
         if fault.what == "slow":
-            self.slow[shard.index] = 10.0
+            self.slow[shard.index] = 5.0
             return
         name = "frozen" if fault.what == "freeze" else "hung"
         setattr(shard, name, True)

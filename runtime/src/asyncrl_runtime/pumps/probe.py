@@ -37,7 +37,8 @@ async def ask(
         late = [index for index, call in asked.items() if not call.done()]
         for index in late:
             asked[index].cancel()
-            asked[index].add_done_callback(lambda call: call.cancelled() or call.exception())
+        for call in asked.values():
+            call.add_done_callback(lambda call: call.cancelled() or call.exception())
     return {
         index: NoAnswer(seconds) if index in late else call.exception() or call.result()
         for index, call in asked.items()

@@ -253,7 +253,7 @@ class TrainPump:
 
     async def _with_retries(self, step: OpenStep, work: Callable[[OpenStep], Awaitable[None]]) -> None:
         """Abort and redo the step's work with the same groups after a transient failure (SC-5.75)."""
-        retries = 0
+        retries, redo = 0, self._redo(work)
         while True:
             try:
                 await work(step)
@@ -270,7 +270,7 @@ class TrainPump:
                     "train_step_retried", step=step.version, attempt=retries, reason=str(failure)
                 )
                 step.forget_chunks()
-                work = self._redo(work)
+                work = redo
 
     def _redo(self, work: Callable[[OpenStep], Awaitable[None]]) -> Callable[[OpenStep], Awaitable[None]]:
         """The work of the step so far: every chunk again, then the optimizer if it was its turn."""
