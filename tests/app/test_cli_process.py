@@ -116,7 +116,7 @@ def test_a_signal_before_the_start_is_no_traceback(tmp_path):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("victim", ["trainer", "fork server"])
+@pytest.mark.parametrize("victim", ["trainer", "fork server", "generation"])
 def test_sc_14_109_a_lost_worker_ends_the_run_with_one_error_and_no_process_left(victim, tmp_path):
     job, folder = small_job(tmp_path, **LONG), tmp_path / "run"
     with started("run", job, "--output", folder) as process:

@@ -4,13 +4,17 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from support.groups import group
 from support.runs import Run, Script, run_script
 
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.scripted import ScriptedAdvantages, ScriptedTrainer
 from asyncrl_runtime.core.errors import DataExhausted, DataFailure
+from asyncrl_runtime.core.records import BatchMeta, Completion
 from asyncrl_runtime.core.samplers.in_order import InOrder
 from asyncrl_runtime.core.samplers.windowed import Windowed
+from asyncrl_runtime.pumps.commit import rollout_metrics
+from asyncrl_runtime.pumps.step import OpenStep
 
 pytestmark = pytest.mark.looptime
 
@@ -141,10 +145,19 @@ async def test_sc_14_177_no_cut_falls_between_the_rows_of_a_step_and_its_version
 async def test_sc_14_185_rollout_metrics_of_committed_groups_are_the_step_s():
     run = await run_script(prompts=4, generation_seconds=one_after_the_other, train_seconds=lambda step: 9.0)
     assert [step["timing/rollout/execution_mean"] for step in run.records.steps] == [1.5, 3.5]
-    for step in run.records.steps:
-        ends = ("truncation", "max_turns", "natural_termination")
-        assert sum(step[f"train/rollout/{end}_rate"] for end in ends) == 1
-        assert step["train/response_length/mean"] > 0
+    assert all(step["train/response_length/mean"] > 0 for step in run.records.steps)
+
+
+async def test_sc_12_30_completions_end_by_a_limit_or_by_themselves():
+    def done(**end):
+        return Completion([1, 2], [0, 1], [0.0, 0.0], [-1, 0], 1, "", 1.0, **end)
+
+    rows = (done(truncated=True), done(max_turns_reached=True), done(), done(), done())
+    step = OpenStep(version=0)
+    step.claim = [BatchMeta((replace(group("a", generations=5), metrics=rollout_metrics(rows)),))]
+    metrics = step.rollout_metrics()
+    assert metrics["train/rollout/truncation_rate"] == metrics["train/rollout/max_turns_rate"] == 0.2
+    assert metrics["train/rollout/natural_termination_rate"] == pytest.approx(0.6)
 
 
 # ── numbers ─────────────────────────────────────────────────────────────────────────────────────────
