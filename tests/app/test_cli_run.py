@@ -428,3 +428,15 @@ def test_a_custom_sampler_is_found_beside_the_manifest_and_its_run_resumes(tmp_p
     more = asyncrl("run", job, "--output", folder, "--set", "spec.algorithm.grpo.maxNumSteps=4")
     assert more.exit_code == 0
     assert "Name:                 freshest:Freshest" in asyncrl("status", folder).stdout
+
+
+def test_sc_14_144_settings_are_refused_before_anything_is_built(tmp_path, monkeypatch):
+    def connect(*args, **rest):
+        raise AssertionError
+
+    monkeypatch.setattr("asyncrl_runtime.app.run.connect", connect)
+    job = small_job(tmp_path, asyncRL={"maxBufferedRollouts": 5})
+    result = asyncrl("run", job, "--output", tmp_path / "run")
+    assert result.exit_code not in (0, 1)
+    assert "spec.asyncRL.maxBufferedRollouts" in result.stderr
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from support.runs import Run, Script, run_script
@@ -323,3 +324,26 @@ def test_sc_9_70_agent_then_task_then_default(agent, task, expected):
     extra = {} if agent is None else {"agent_ref": {"name": agent}}
     prompt = Prompt(PromptRef(0, 0), ({"role": "user", "content": "?"},), task=task, extra=extra)
     assert resolve(prompt) == expected
+
+
+async def test_sc_14_169_a_group_keeps_the_granularity_of_its_first_attempt():
+    # The configuration changes while the group waits for its relaunch.
+    asked = ["sibling"]
+    requests = Requests()
+    settings = replace(capturing(), granularity=lambda prompt: asked[0])
+    run = Run(
+        Script(
+            prompts=1,
+            groups_per_step=1,
+            generations=2,
+            capture=settings,
+            failing=requests,
+            generation_seconds=lambda r: 90.0 if "_a0_g1" in r.request_id else 1.0,
+        )
+    )
+    going = asyncio.create_task(run.go())
+    await asyncio.sleep(5)
+    asked[0] = "prompt_group"
+    assert await run.rollout.abort(list(run.rollout.inflight.values()), grace_seconds=1) == 1
+    assert await going == "data_exhausted"
+    assert requests.seen == {"e0p0_g0": 1, "e0p0_g1": 2}
