@@ -1,5 +1,8 @@
 """Worked examples of the samplers (EX-3.1 to EX-3.10) and what must hold for all of them."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
 from asyncrl_runtime.core.errors import RunError
@@ -330,3 +333,45 @@ def test_sc_3_3_capabilities_of_a_custom_sampler_count_only_where_it_declares_th
     )
     inherited = load_custom(f"{__name__}:Inherits", {}, ReplayBuffer(4))
     assert not inherited.supports_buffer_checkpoint
+
+
+@dataclass(slots=True)
+class Slotted(Windowed):
+    """Its instances have no dictionary."""
+
+    supports_training_claims: ClassVar[bool] = True
+    extra: int = 0
+
+
+@pytest.mark.parametrize(
+    ("target", "claims"),
+    [(f"{__name__}:Slotted", True), ("asyncrl_runtime.core.samplers.windowed:Windowed", False)],
+)
+def test_a_custom_sampler_may_be_a_class_with_slots(target, claims):
+    sampler = load_custom(target, {"window": 3}, fill(ReplayBuffer(4), [("a", 0, True, None)]))
+
+    assert isinstance(sampler, Windowed)
+    assert (sampler.name, sampler.window) == (target, 3)
+    assert (sampler.supports_buffer_checkpoint, sampler.supports_training_claims) == (False, claims)
+    assert [slot.group_id for slot in sampler.evict(4)] == ["a"]
+
+
+def not_a_class(buffer):
+    return Windowed(buffer)
+
+
+class Stubborn(Windowed):
+    def __init__(self, buffer):
+        raise KeyError(buffer)
+
+
+def test_what_a_custom_sampler_raises_names_the_sampler(tmp_path, monkeypatch):
+    (tmp_path / "torn_sampler.py").write_text("class Sampler(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(SamplerUnusable, match="target torn_sampler:Sampler: cannot be imported: SyntaxError"):
+        load_custom("torn_sampler:Sampler", {}, ReplayBuffer(4))
+    with pytest.raises(SamplerUnusable, match="is a function: name a class"):
+        load_custom(f"{__name__}:not_a_class", {}, ReplayBuffer(4))
+    with pytest.raises(SamplerUnusable, match="cannot be built with .*: KeyError"):
+        load_custom(f"{__name__}:Stubborn", {}, ReplayBuffer(4))

@@ -9,6 +9,8 @@ from typing import cast
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.samplers.base import REQUIRED_MEMBERS, Sampler, SamplerUnusable
 
+CAPABILITIES = ("supports_buffer_checkpoint", "supports_training_claims")
+
 
 def load_custom(target: str, arguments: Mapping[str, object], buffer: ReplayBuffer) -> Sampler:
     """Build `module:ClassName` with the buffer first and the arguments by keyword (SC-2.67).
@@ -22,18 +24,22 @@ def load_custom(target: str, arguments: Mapping[str, object], buffer: ReplayBuff
     module_name, _, class_name = target.partition(":")
     try:
         cls = getattr(import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise SamplerUnusable(target, f"cannot be imported: {error}") from error
+    except Exception as error:  # importing runs the user's code
+        raise SamplerUnusable(target, f"cannot be imported: {_told(error)}") from error
+    if not isinstance(cls, type):
+        raise SamplerUnusable(target, f"is a {type(cls).__name__}: name a class")
     missing = [member for member in REQUIRED_MEMBERS if not hasattr(cls, member)]
     if missing:
         raise SamplerUnusable(
             target, f"lacks {', '.join(missing)}; see asyncrl_runtime.core.samplers.base.Sampler"
         )
+    declared = {flag: bool(cls.__dict__.get(flag, False)) for flag in CAPABILITIES}
     try:
-        sampler = cls(buffer, **arguments)
-    except (TypeError, ValueError) as error:
-        raise SamplerUnusable(target, f"cannot be built with {dict(arguments)}: {error}") from error
-    for flag in ("supports_buffer_checkpoint", "supports_training_claims"):
-        sampler.__dict__.setdefault(flag, bool(cls.__dict__.get(flag, False)))
-    sampler.__dict__.setdefault("name", target)
-    return cast(Sampler, sampler)
+        told = type(cls.__name__, (cls,), {"__module__": cls.__module__, "name": target, **declared})
+        return cast(Sampler, told(buffer, **arguments))
+    except Exception as error:  # the constructor is the user's code
+        raise SamplerUnusable(target, f"cannot be built with {dict(arguments)}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
