@@ -373,5 +373,5 @@ def test_what_a_custom_sampler_raises_names_the_sampler(tmp_path, monkeypatch):
         load_custom("torn_sampler:Sampler", {}, ReplayBuffer(4))
     with pytest.raises(SamplerUnusable, match="is a function: name a class"):
         load_custom(f"{__name__}:not_a_class", {}, ReplayBuffer(4))
-    with pytest.raises(SamplerUnusable, match="cannot be built with .*: KeyError"):
+    with pytest.raises(SamplerUnusable, match=r"cannot be built with .*: KeyError"):
         load_custom(f"{__name__}:Stubborn", {}, ReplayBuffer(4))
