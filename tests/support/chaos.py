@@ -13,7 +13,7 @@ from asyncrl_api.derived import Derived
 from asyncrl_runtime.adapters.scripted import ScriptedEnvironment
 from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
 from asyncrl_runtime.core.errors import DataFailure, FleetExhausted, InfraFailure, RefitAborted, TrainerFailure
-from support.jobs import ScriptedStart, job_spec, run_until_killed
+from support.jobs import MortalLoop, ScriptedStart, job_spec, run_until_killed
 
 SAMPLERS = ("in_order", "weight_fifo", "ready_first", "windowed")
 SHARD_FAULTS = ("die", "freeze", "hang", "slow")
@@ -30,6 +30,30 @@ AGAIN = (TrainerFailure, RefitAborted, FleetExhausted)
 
 class Lost(AssertionError):
     """A run that broke one of its promises."""
+
+
+class ThreadlessLoop(MortalLoop):
+    """Does the work of threads itself, some turns later, so that a seed gives the same run every time."""
+
+    TURNS = 3
+    """Before the work, and again before its end is known."""
+
+    def run_in_executor(self, executor, func, *args):
+        done = self.create_future()
+
+        def after(turns, then):
+            self.call_soon(after, turns - 1, then) if turns else then()
+
+        def work():
+            try:
+                result = func(*args)
+            except BaseException as error:
+                after(self.TURNS, lambda error=error: done.done() or done.set_exception(error))
+            else:
+                after(self.TURNS, lambda: done.done() or done.set_result(result))
+
+        after(self.TURNS, work)
+        return done
 
 
 @dataclass(frozen=True)
@@ -342,7 +366,7 @@ def run_case(case, folder):
             plan=plan,
             number=number,
         )
-        end = run_until_killed(start, plan.kill_at_turn or 10**9)
+        end = run_until_killed(start, plan.kill_at_turn or 10**9, ThreadlessLoop)
         happened += start.happened
         seconds += start.seconds_taken
         resumed += start.found is not None

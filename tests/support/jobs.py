@@ -171,9 +171,9 @@ class MortalLoop(VirtualClockLoop):
         super()._run_once()
 
 
-def run_until_killed(start, turns):
+def run_until_killed(start, turns, loop_class=MortalLoop):
     """The end of the run, or None if it was killed at that turn of the loop."""
-    loop = MortalLoop(turns)
+    loop = loop_class(turns)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         try:
             return runner.run(start.run())
