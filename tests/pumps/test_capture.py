@@ -327,7 +327,7 @@ def test_sc_9_70_agent_then_task_then_default(agent, task, expected):
 
 
 async def test_sc_14_169_a_group_keeps_the_granularity_of_its_first_attempt():
-    # The configuration changes while the group waits for its relaunch.
+    # The configuration changes while its second sibling hangs; the group is relaunched twice.
     asked = ["sibling"]
     requests = Requests()
     settings = replace(capturing(), granularity=lambda prompt: asked[0])
@@ -338,12 +338,14 @@ async def test_sc_14_169_a_group_keeps_the_granularity_of_its_first_attempt():
             generations=2,
             capture=settings,
             failing=requests,
-            generation_seconds=lambda r: 90.0 if "_a0_g1" in r.request_id else 1.0,
+            generation_seconds=lambda r: 1.0 if "_g0" in r.request_id or "_a2_" in r.request_id else 90.0,
         )
     )
     going = asyncio.create_task(run.go())
     await asyncio.sleep(5)
     asked[0] = "prompt_group"
-    assert await run.rollout.abort(list(run.rollout.inflight.values()), grace_seconds=1) == 1
+    for _ in range(2):
+        assert await run.rollout.abort(list(run.rollout.inflight.values()), grace_seconds=1) == 1
+        await asyncio.sleep(5)
     assert await going == "data_exhausted"
     assert requests.seen == {"e0p0_g0": 1, "e0p0_g1": 1}  # what was aborted is not counted
