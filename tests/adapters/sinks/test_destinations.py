@@ -192,6 +192,21 @@ def test_a_port_in_use_names_the_setting():
             PrometheusSink(port, job=JOB, address="127.0.0.1")
 
 
+def test_tensorboard_shows_no_step_that_was_rolled_back(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed, steps in ((None, (1, 2, 3, 4)), (2, (3,))):
+        sink = TensorboardSink(tmp_path, resumed_step=resumed)
+        for index in steps:
+            sink.log(step(index, **{"train/loss": 10.0 * index + (resumed or 0)}))
+        sink.close()
+        time.sleep(1.1)  # files are read in the order of their seconds
+    shown = EventAccumulator(str(tmp_path))
+    shown.Reload()
+
+    assert [(each.step, each.value) for each in shown.Scalars("train/loss")] == [(1, 10), (2, 20), (3, 32)]
+
+
 def test_an_attempt_goes_on_in_the_same_mlflow_run(tmp_path):
     contract = TestMlflow()
     for index in (1, 2):

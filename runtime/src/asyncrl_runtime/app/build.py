@@ -16,6 +16,7 @@ from asyncrl_runtime.app.backends import advantage_stage, generators, trainer, w
 from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.core.drops import FailureBudgets, StepAccounts
 from asyncrl_runtime.core.ledger import PromptLedger
+from asyncrl_runtime.core.records import GroupMeta
 from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.core.samplers.base import Sampler
 from asyncrl_runtime.core.versions import Versions
@@ -61,6 +62,9 @@ class Outside:
 
     dump_stacks: Callable[[str], str] = lambda reason: ""
     """Writes where every task and thread stands, given the reason; the path of the file."""
+
+    tallies: Callable[[Sequence[GroupMeta]], Mapping[str, object]] = lambda unsettled: {}
+    """Sums for reports, as a checkpoint stores them."""
 
     finished_step: Callable[[OpenStep, Mapping[str, float]], None]
     recent_events: Callable[[], Sequence[Mapping[str, object]]] = tuple

@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -37,10 +38,11 @@ from asyncrl_runtime.app.resume import Found, newest_usable, resume
 from asyncrl_runtime.app.screen import Screen
 from asyncrl_runtime.app.snapshot import run_state
 from asyncrl_runtime.app.state import RunState, read_state
-from asyncrl_runtime.app.summary import Status, Tally, read_summary, write_early_failure, write_summary
+from asyncrl_runtime.app.summary import Status, Tally, write_early_failure, write_summary
 from asyncrl_runtime.core.errors import RunError
 from asyncrl_runtime.core.fingerprint import identity_of
 from asyncrl_runtime.core.ledger import PromptCounts
+from asyncrl_runtime.core.records import GroupMeta
 from asyncrl_runtime.pumps.step import OpenStep
 from asyncrl_runtime.pumps.train import RunEnd
 
@@ -69,6 +71,9 @@ class JobRun:
     _dumps: StackDumps = field(init=False)
     _phase: str = field(default="Pending", init=False)
     _told_unwritable: bool = field(default=False, init=False)
+    _earlier_seconds: float = field(default=0.0, init=False)
+    """What earlier starts took, up to the restored checkpoint."""
+
     _goes_on: bool = field(default=False, init=False)
     """Its state is the run's: what earlier starts reached is restored."""
 
@@ -90,8 +95,8 @@ class JobRun:
             lock.release()
 
     def elapsed(self) -> float:
-        """Seconds since the command was given."""
-        return time.monotonic() - self.started
+        """Seconds since the command was given, with those of earlier starts that still count."""
+        return self._earlier_seconds + time.monotonic() - self.started
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,6 +172,7 @@ class JobRun:
             dump_stacks=self._dumps.write,
             finished_step=self._finished_step(observer),
             recent_events=lambda: observer.events.recent,
+            tallies=self._tallies,
         )
 
     async def _with_parts(self, parts: Parts, found: Found | None) -> int:
@@ -178,7 +184,7 @@ class JobRun:
             if found is not None:
                 self._enter("Initializing", f"restoring {found.name}")
                 await resume(parts, found)
-                self._carry_tally(found)
+                self._carry_tallies(parts, found)
             self._goes_on = True
             end = await self._trained(parts)
         except Exception as error:
@@ -292,11 +298,23 @@ class JobRun:
             failure=failure,
         )
 
-    def _carry_tally(self, found: Found) -> None:
-        """Sums of earlier starts go on."""
-        before = read_summary(self.folder) or {}
-        if found.cut.steps and isinstance(before.get("reward_mean"), float):
-            self.tally.reward_mean = before["reward_mean"]
+    def _tallies(self, unsettled: Sequence[GroupMeta]) -> dict[str, object]:
+        """Sums of all starts so far, for a checkpoint."""
+        assert self.parts is not None
+        times = {
+            "idle_seconds": self.parts.end.idle_seconds,
+            "step_seconds": self.parts.end.step_seconds,
+            "seconds": self.elapsed(),
+        }
+        return {**self.tally.to_json(unsettled), **times}
+
+    def _carry_tallies(self, parts: Parts, found: Found) -> None:
+        """Sums of earlier starts go on from what the checkpoint holds."""
+        saved: Mapping[str, Any] = found.cut.tallies
+        self.tally.restore(saved, (slot.meta for slot in parts.buffer if slot.meta is not None))
+        parts.end.idle_seconds = saved.get("idle_seconds", 0.0)
+        parts.end.step_seconds = saved.get("step_seconds", 0.0)
+        self._earlier_seconds = saved.get("seconds", 0.0)
 
     def _exit_status(self, parts: Parts, end: RunEnd) -> int:
         if end == "stopped":

@@ -72,7 +72,7 @@ class RunState:
 
     pid: int = 0
     seconds: float | None = None
-    """Since the command was given."""
+    """Since the command was given, with those of earlier starts up to what was restored."""
 
     updated_at: float = 0.0
     """Seconds since the epoch."""

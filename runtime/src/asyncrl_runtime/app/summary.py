@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from asyncrl_runtime.adapters.sealed_folder import write_atomically
 from asyncrl_runtime.core.ledger import DiscardCause, PromptCounts
+from asyncrl_runtime.core.records import GroupMeta
 
 SUMMARY = "summary.json"
 Status = Literal["complete", "failed", "stopped"]
@@ -17,7 +19,10 @@ Status = Literal["complete", "failed", "stopped"]
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What is summed up while a run goes on."""
+    """What is summed up while a run goes on, over all of its starts.
+
+    A checkpoint carries the sums, so that what a start does again after a rollback counts once.
+    """
 
     generated_tokens: int = 0
     trained_tokens: int = 0
@@ -34,6 +39,21 @@ class Tally:
         if not total:
             return {"p50": 0, "p95": 0, "max": 0}
         return {"p50": self._rank(0.50), "p95": self._rank(0.95), "max": max(self.lags)}
+
+    def to_json(self, unsettled: Iterable[GroupMeta]) -> dict[str, object]:
+        """The sums without the groups that wait for training."""
+        waiting = sum(group.generated_tokens for group in unsettled)
+        value = {each.name: getattr(self, each.name) for each in fields(self)}
+        lags = {str(lag): rows for lag, rows in sorted(self.lags.items())}
+        return {**value, "generated_tokens": self.generated_tokens - waiting, "lags": lags}
+
+    def restore(self, saved: Mapping[str, Any], ready: Iterable[GroupMeta]) -> None:
+        """Go on from what `to_json` gave, with the groups that came back ready; in place."""
+        for each in fields(self):
+            if each.name in saved:
+                setattr(self, each.name, saved[each.name])
+        self.lags = Counter({int(lag): rows for lag, rows in saved.get("lags", {}).items()})
+        self.generated_tokens += sum(group.generated_tokens for group in ready)
 
     def _rank(self, quantile: float) -> int:
         wanted, seen = quantile * self.lags.total(), 0
@@ -94,12 +114,7 @@ def write_early_failure(folder: Path, *, failure: dict[str, object], seconds: fl
             failure=failure,
         )
         return
-    told = {
-        "status": "failed",
-        "reason": failure["message"],
-        "seconds": round(seconds, 3),
-        "failure": failure,
-    }
+    told = {"status": "failed", "reason": failure["message"], "failure": failure}
     write_atomically(folder / SUMMARY, json.dumps({**before, **told}, indent=2) + "\n")
 
 

@@ -289,6 +289,7 @@ def checkpointer(parts: Parts) -> Checkpointer:
         claims=lambda: parts.train.claims,
         began=outside.began,
         fleet_counters=parts.fleet.counters,
+        tallies=outside.tallies,
         busy=parts.busy,
     )
 

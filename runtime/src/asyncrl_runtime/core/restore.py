@@ -59,6 +59,9 @@ class Cut:
     fleet: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Restart attempts by shard."""
 
+    tallies: Mapping[str, object] = field(default_factory=dict)
+    """Sums over the steps so far that only reports show: tokens, staleness, seconds."""
+
     has_rollouts: bool = True
     """Index, ledger entries and rows are authoritative; False when the sampler cannot restore them."""
 

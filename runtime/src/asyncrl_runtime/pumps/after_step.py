@@ -1,4 +1,9 @@
-"""What follows the close of a step: refit, validation, checkpoint, logging (SC-5.70)."""
+"""What follows the close of a step: refit, validation, logging, checkpoint (SC-5.70).
+
+A step is written down before its checkpoint is published: whoever goes on from there finds its numbers, and
+numbers of steps that are trained again are taken back. What the checkpoint itself takes is told with the next
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ from asyncrl_runtime.pumps.wakeup import RolloutGate
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepEnd:
-    """Brings the fleet to the new version, measures, saves, and writes the step's numbers down."""
+    """Brings the fleet to the new version, measures, writes the step's numbers down, and saves."""
 
     refit: Refit
     validator: Validator
@@ -42,6 +47,12 @@ class StepEnd:
 
     idle_seconds: float = field(default=0.0, init=False)
     step_seconds: float = field(default=0.0, init=False)
+    _logged_at: float | None = field(default=None, init=False)
+    """Loop time of the last step's numbers; the time of a step is counted from there."""
+
+    _saving: dict[str, float] = field(default_factory=dict, init=False)
+    """What the checkpoint after the last step took."""
+
     _before: RolloutCounters = field(default_factory=RolloutCounters, init=False)
     _discarded: int | None = field(default=None, init=False)
     """Groups discarded up to the last step; None before the first one of this process."""
@@ -60,26 +71,37 @@ class StepEnd:
                 measured = await self.validator.run(steps)
             self.gate.open()
             metrics.update({f"val/{name}": value for name, value in measured.items()})
-        early = self.validator.reached()
-        if self.checkpointer.due(last=last or early):
-            with step.timed("checkpointing"):
-                await self.checkpointer.save(metrics=metrics, validation=self.validator.latest)
-            metrics["checkpoint/pause_seconds"] = self.checkpointer.pause_seconds
-            metrics["checkpoint/seconds"] = self.checkpointer.seconds
         self._complete(step, metrics)
         self.metrics.log(MetricRecord("step", steps, self.wall_clock(), metrics))
         self.finished(step, metrics)
+        early = self.validator.reached()
+        if self.checkpointer.due(last=last or early):
+            await self._save(metrics)
         if early:
             return "early_stop"
         return "deadline" if self.checkpointer.stop_after_save and not last else None
 
+    async def _save(self, metrics: Mapping[str, float]) -> None:
+        loop, saver = asyncio.get_running_loop(), self.checkpointer
+        began = loop.time()
+        await saver.save(metrics=metrics, validation=self.validator.latest)
+        self._saving = {
+            "checkpoint/pause_seconds": saver.pause_seconds,
+            "checkpoint/seconds": saver.seconds,
+            "timing/train/checkpointing": loop.time() - began,
+        }
+
     def _complete(self, step: OpenStep, metrics: dict[str, float]) -> None:
         """Timings, counters and what they make together."""
-        total = asyncio.get_running_loop().time() - step.began
+        now_seconds = asyncio.get_running_loop().time()
+        total = now_seconds - (step.began if self._logged_at is None else self._logged_at)
+        self._logged_at = now_seconds
         idle = step.seconds["exposed_generation"]
         self.idle_seconds += idle
         self.step_seconds += total
         metrics.update({f"timing/train/{phase}": seconds for phase, seconds in step.seconds.items()})
+        metrics.update(self._saving)
+        self._saving = {}
         metrics["timing/train/total_step_time"] = total
         metrics["timing/train/exposed_generation"] = idle
         metrics["timing/train/valid_tokens_per_sec_per_gpu"] = (

@@ -107,6 +107,8 @@ class Checkpointer:
     """Loop time at which the attempt started."""
 
     fleet_counters: Callable[[], Mapping[str, Sequence[int]]] = dict
+    tallies: Callable[[Sequence[GroupMeta]], Mapping[str, object]] = lambda unsettled: {}
+    """Sums for reports, given the groups that wait for training: they bring their share when restored."""
 
     busy: Busy = field(default_factory=Busy)
     saved: list[Saved] = field(default_factory=list)
@@ -243,6 +245,7 @@ class Checkpointer:
             accounts=self.rollout.groups.accounts.to_json(),
             budgets=self.rollout.groups.budgets.to_json(),
             fleet=self.fleet_counters(),
+            tallies=self.tallies(index),
             index=index if recoverable else (),
             rolled_back_groups=len(claims) + self.buffer.restore_debt if recoverable else 0,
             has_rollouts=recoverable,

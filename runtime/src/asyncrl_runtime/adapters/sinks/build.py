@@ -31,7 +31,7 @@ def open_sinks(
 
         sinks.append(PrometheusSink(metrics_port, job=job_facts))
     if spec.tensorboard.enabled:
-        sinks.append(BackgroundSink("tensorboard", lambda: _tensorboard(folder)))
+        sinks.append(BackgroundSink("tensorboard", lambda: _tensorboard(folder, resumed_step)))
     if spec.wandb.enabled:
         sinks.append(BackgroundSink("wandb", lambda: _wandb(spec, folder, job_name)))
     if spec.mlflow.enabled:
@@ -41,10 +41,10 @@ def open_sinks(
     return FanOut(sinks)
 
 
-def _tensorboard(folder: Path) -> MetricSink:
+def _tensorboard(folder: Path, resumed_step: int | None) -> MetricSink:
     from asyncrl_runtime.adapters.sinks.tensorboard import TensorboardSink
 
-    return TensorboardSink(folder / "tensorboard")
+    return TensorboardSink(folder / "tensorboard", resumed_step=resumed_step)
 
 
 def _wandb(spec: LoggingSpec, folder: Path, job_name: str) -> MetricSink:

@@ -13,21 +13,28 @@ class TensorboardSink:
 
     name = "tensorboard"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
+        """`resumed_step`: steps of the checkpoint that the run goes on from; later ones are hidden."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._folder = folder
+        self._resumed_step = resumed_step
         self._make = EventFileWriter
         self._writers: dict[MetricAxis, EventFileWriter] = {}
 
     def log(self, record: MetricRecord) -> None:
         """Queue the record; a thread of the writer brings it to disk within two seconds."""
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in record.values.items()]
         summary = Summary(value=values)
-        self._writer(record.axis).add_event(Event(wall_time=record.time, step=record.index, summary=summary))
+        writer = self._writer(record.axis)
+        if record.axis == "step" and self._resumed_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            writer.add_event(Event(wall_time=record.time, step=self._resumed_step + 1, session_log=start))
+            self._resumed_step = None
+        writer.add_event(Event(wall_time=record.time, step=record.index, summary=summary))
 
     def close(self) -> None:
         """Write what is queued. Idempotent."""
