@@ -1,0 +1,1 @@
+"""The control API of a run: gRPC, for the operator."""
