@@ -207,7 +207,18 @@ def test_sc_9_65_sc_14_172_changed_data_is_refused_while_its_prompts_are_owned(k
 
 
 def test_sc_9_65_changed_data_is_fine_when_nothing_is_owned():
-    assert plan(cut_of({}, {}, cursor=4), dataset={**DATASET, "length": 7}).ready == ()
+    cut = cut_of({}, {}, cursor=4)
+    assert plan(cut, dataset={**DATASET, "length": 7}).ready == ()
+
+
+def test_sc_14_172_other_prompts_are_taken_from_the_beginning():
+    cut = cut_of({}, {}, cursor=4)
+    assert plan(cut).data == cut.data
+    assert plan(cut, dataset={**DATASET, "fingerprint": "other"}).data is None
+    spare = cut_of({}, {}, cursor=4)
+    spare.ledger["reserve"].append({"epoch": 0, "position": 3})
+    with pytest.raises(RestoreRefused, match="while 1 of the old ones"):
+        plan(spare, dataset={**DATASET, "fingerprint": "other"})
 
 
 def test_sc_14_158_a_refusal_changes_nothing():

@@ -13,8 +13,9 @@ from asyncrl_runtime.core.errors import DataExhausted, DataFailure
 from asyncrl_runtime.core.records import BatchMeta, Completion
 from asyncrl_runtime.core.samplers.in_order import InOrder
 from asyncrl_runtime.core.samplers.windowed import Windowed
+from asyncrl_runtime.ports.trainer import StepReport
 from asyncrl_runtime.pumps.commit import rollout_metrics
-from asyncrl_runtime.pumps.step import OpenStep
+from asyncrl_runtime.pumps.step import OpenStep, over_updates
 
 pytestmark = pytest.mark.looptime
 
@@ -195,3 +196,17 @@ async def test_sc_12_18_groups_discarded_in_each_step_are_counted_once_and_not_a
     per_step = [step["train/discarded_groups"] for step in run.records.steps]
     assert per_step == [step["train/evicted_stale_prompt_groups"] for step in run.records.steps]
     assert max(per_step) > 0
+
+
+def test_sc_14_129_metrics_of_several_updates_are_of_all_of_them():
+    reports = [
+        StepReport({"total_flops": 10.0, "loss": 1.0, "probs_ratio_min": 0.5, "probs_ratio_max": 1.0}, 30, 3),
+        StepReport({"total_flops": 10.0, "loss": 4.0, "probs_ratio_min": 0.9, "probs_ratio_max": 2.0}, 10, 1),
+    ]
+    assert over_updates(reports) == {
+        "train/total_flops": 20.0,
+        "train/loss": 1.75,
+        "train/probs_ratio_min": 0.5,
+        "train/probs_ratio_max": 2.0,
+    }
+    assert over_updates([]) == {}

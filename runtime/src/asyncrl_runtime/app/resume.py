@@ -248,7 +248,10 @@ def _apply(parts: Parts, cut: Cut, plan: RestorePlan) -> None:
     parts.rollout.stamping_known = bool(getattr(parts.sampler, "stamps", False)) or any(
         group.target_step is not None for group in plan.ready
     )
-    parts.rollout.cursor.restore(cut.data)
+    if plan.data is None:
+        log.warning("the prompts are others than those of the checkpoint: they are taken from the beginning")
+    else:
+        parts.rollout.cursor.restore(plan.data)
     parts.rollout.data_state = parts.rollout.cursor.state()
 
 

@@ -102,6 +102,9 @@ class RestorePlan:
     cursor: int | None
     """Exact dispatch index, or None: start counting at the restored step."""
 
+    data: Mapping[str, int] | None
+    """Position in the prompts, or None: they are others than before, and begin at the beginning (SC-9.88)."""
+
     clear: tuple[str, ...]
     """Rows that are not kept."""
 
@@ -125,6 +128,7 @@ def plan_restore(
     Changes nothing; raises RestoreRefused before anything was touched.
     """
     _check_fit(cut, path, groups_per_step, generations, dataset)
+    data = cut.data if not _changes(cut, dataset) else None
     ledger = PromptLedger.from_json(cut.ledger)
     if not cut.has_rollouts:
         _to_prompt_work(ledger)
@@ -133,6 +137,7 @@ def plan_restore(
             ledger=ledger,
             accounts=StepAccounts(),
             cursor=None,
+            data=data,
             clear=(),
             notes=("no buffered groups were saved",),
         )
@@ -149,6 +154,7 @@ def plan_restore(
             ledger=ledger,
             accounts=StepAccounts(),
             cursor=None,
+            data=data,
             clear=_rows(cut.index),
             notes=(note,),
         )
@@ -169,6 +175,7 @@ def plan_restore(
         ledger=ledger,
         accounts=accounts,
         cursor=cut.cursor,
+        data=data,
         clear=_rows(given_back),
         notes=tuple(notes),
     )
@@ -183,8 +190,8 @@ def _check_fit(
     ):
         if saved != now:
             raise RestoreRefused(path, f"{name} was {saved} when it was saved and is {now} now: set it back")
-    owned = len(cut.index) + len(cut.ledger["entries"])  # type: ignore[arg-type]
-    changed = [key for key in ("name", "length", "fingerprint") if cut.dataset.get(key) != dataset.get(key)]
+    owned = len(cut.index) + sum(len(cut.ledger[name]) for name in ("entries", "reserve"))  # type: ignore[arg-type]
+    changed = _changes(cut, dataset)
     if owned and changed:
         facts = ", ".join(f"{key} {cut.dataset.get(key)} → {dataset.get(key)}" for key in changed)
         raise RestoreRefused(
@@ -192,6 +199,10 @@ def _check_fit(
             f"the prompts changed ({facts}) while {owned} of the old ones are unfinished: "
             "restore the old data",
         )
+
+
+def _changes(cut: Cut, dataset: Mapping[str, object]) -> list[str]:
+    return [key for key in ("name", "length", "fingerprint") if cut.dataset.get(key) != dataset.get(key)]
 
 
 def _kept(

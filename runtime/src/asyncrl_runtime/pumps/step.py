@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from asyncrl_runtime.core.metric_names import find
 from asyncrl_runtime.core.records import BatchMeta, GroupMeta
 from asyncrl_runtime.core.stats import percentile
 from asyncrl_runtime.ports.advantage import StageResult
@@ -112,3 +114,31 @@ class OpenStep:
             "train/staleness/end_minus_start_mean": sum(g.end_weight - g.start_weight for g in groups)
             / len(groups),
         }
+
+
+_LEAST, _MOST = re.compile(r"(^|_|/)min(_|$)"), re.compile(r"(^|_|/)max(_|$)")
+
+
+def over_updates(reports: Sequence[StepReport]) -> dict[str, float]:
+    """The trainer's metrics of a step over all of its optimizer steps (SC-12.10, 12.17).
+
+    Counts add up, extremes stay extremes, all else is the mean weighted by valid tokens.
+    """
+    names = {name: None for report in reports for name in report.metrics}
+    return {f"train/{name}": _over_updates(name, reports) for name in names}
+
+
+def _over_updates(name: str, reports: Sequence[StepReport]) -> float:
+    parts = [(report.metrics[name], report.valid_tokens) for report in reports if name in report.metrics]
+    values = [value for value, _ in parts]
+    if len(values) == 1:
+        return values[0]
+    if _LEAST.search(name):
+        return min(values)
+    if _MOST.search(name):
+        return max(values)
+    series = find(f"train/{name}")
+    if series is not None and series.metric.kind == "count":
+        return sum(values)
+    weight = sum(tokens for _, tokens in parts)
+    return sum(value * tokens for value, tokens in parts) / weight if weight else sum(values) / len(values)

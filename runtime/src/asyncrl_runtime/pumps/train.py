@@ -22,7 +22,7 @@ from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.trainer import Trainer
 from asyncrl_runtime.pumps.observer import Observer
 from asyncrl_runtime.pumps.rollout import RolloutPump
-from asyncrl_runtime.pumps.step import OpenStep
+from asyncrl_runtime.pumps.step import OpenStep, over_updates
 from asyncrl_runtime.pumps.wakeup import Barrier, RolloutGate, Wakeup
 
 RunEnd = Literal["max_steps", "data_exhausted", "deadline", "early_stop", "stopped"]
@@ -380,9 +380,7 @@ class TrainPump:
         self.changed.notify()
 
     def _metrics(self, step: OpenStep) -> dict[str, float]:
-        values: dict[str, float] = {}
-        for report in step.reports:
-            values.update({f"train/{name}": value for name, value in report.metrics.items()})
+        values = over_updates(step.reports)
         stage: Mapping[str, float] = self.advantages.metrics(step.results)
         values.update({f"train/{name}": value for name, value in stage.items()})
         values.update(step.rollout_metrics())
