@@ -5,34 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from asyncrl_api.resolve import resolved
 from asyncrl_runtime.adapters.directory_snapshots import DirectorySnapshots
+from asyncrl_runtime.app import settings
 from asyncrl_runtime.app.backends import shard_sampling
 from asyncrl_runtime.app.samplers import over_sampling_cap, zero_spread
 from asyncrl_runtime.core.dataloader import DataCursor
-from asyncrl_runtime.core.drops import DropPolicy
-from asyncrl_runtime.core.fleet import FleetLedger, FleetSettings
-from asyncrl_runtime.core.retention import Retention
-from asyncrl_runtime.ports.generator import Sampling
+from asyncrl_runtime.core.fleet import FleetLedger
 from asyncrl_runtime.ports.prompts import PromptSource
 from asyncrl_runtime.pumps.after_step import StepEnd
-from asyncrl_runtime.pumps.capture import CaptureSettings, TokenCapture, granularity_of
-from asyncrl_runtime.pumps.checkpoint import Checkpointer, SaveSettings
+from asyncrl_runtime.pumps.capture import TokenCapture
+from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.commit import Committer
 from asyncrl_runtime.pumps.fleet import Fleet
-from asyncrl_runtime.pumps.group import GroupRunner, RetryPolicy
+from asyncrl_runtime.pumps.group import GroupRunner
 from asyncrl_runtime.pumps.probe import ProbePump, ReadmissionPump, RestartPump
-from asyncrl_runtime.pumps.refit import Refit, RefitSettings
+from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.rollouts import RolloutManager
 from asyncrl_runtime.pumps.snapshot import SnapshotPump
 from asyncrl_runtime.pumps.telemetry import TelemetryPump
-from asyncrl_runtime.pumps.train import TrainPump, TrainSettings
-from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
-from asyncrl_runtime.pumps.validation import ValidationSettings, Validator
-from asyncrl_runtime.pumps.watchdog import Watchdog, WatchdogSettings
+from asyncrl_runtime.pumps.train import TrainPump
+from asyncrl_runtime.pumps.transfer import WeightTransfer
+from asyncrl_runtime.pumps.validation import Validator
+from asyncrl_runtime.pumps.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from asyncrl_runtime.app.build import Parts
@@ -81,19 +78,10 @@ def group_runner(parts: Parts) -> GroupRunner:
         gate=parts.gate,
         barrier=parts.barrier,
         observer=parts.outside.observer,
-        retry=RetryPolicy(
-            max_infra_attempts=failure.max_infra_attempts_per_prompt,
-            max_data_attempts=failure.max_data_attempts_per_prompt,
-            backoff_base_seconds=failure.backoff_base_seconds,
-            max_backoff_seconds=failure.max_backoff_seconds,
-        ),
+        retry=settings.retry_policy(spec),
         accounts=parts.accounts,
         budgets=parts.budgets,
-        drops=DropPolicy(
-            replaces=failure.on_dropped_prompt == "replace",
-            max_replacements=failure.max_replacement_attempts,
-            reserve_mark=failure.replacement_reserve_prompts,
-        ),
+        drops=settings.drop_policy(spec),
         generations=facts.num_generations_per_prompt,
         requeue_aborted=spec.async_rl.requeue_aborted_prompts,
         discard_group=zero_spread(spec),
@@ -123,9 +111,7 @@ def rollout_pump(parts: Parts) -> RolloutPump:
         observer=parts.outside.observer,
         groups=group_runner(parts),
         groups_per_step=facts.num_prompts_per_step,
-        max_inflight_prompts=parts.buffer.capacity
-        if spec.async_rl.max_inflight_generations is not None
-        else spec.async_rl.max_inflight_prompts,
+        max_inflight_prompts=settings.max_inflight_prompts(spec, parts.buffer.capacity),
         over_sampling_cap=over_sampling_cap(parts.sampler, parts.versions, facts),
     )
 
@@ -137,13 +123,7 @@ def fleet(parts: Parts) -> Fleet:
         return Fleet(shards=parts.shards)
     ledger = FleetLedger(
         num_shards=len(parts.shards),
-        settings=FleetSettings(
-            unhealthy_threshold=health.unhealthy_threshold,
-            healthy_threshold=health.healthy_threshold,
-            max_restart_attempts=health.max_restart_attempts_per_shard,
-            min_healthy_shards=health.min_healthy_shards,
-            restart_grace_seconds=health.restart_grace_seconds,
-        ),
+        settings=settings.fleet_settings(parts.spec),
         clock=asyncio.get_running_loop().time,
     )
     return Fleet(
@@ -184,19 +164,12 @@ def _between_updates(parts: Parts) -> bool:
 
 def refit(parts: Parts) -> Refit:
     """Brings the fleet to new weights."""
-    settings = parts.spec.async_rl
     transfer = WeightTransfer(
         sync=parts.sync,
         fleet=parts.fleet,
         observer=parts.outside.observer,
         busy=parts.busy,
-        settings=TransferSettings(
-            deadline_seconds=settings.refit.deadline_seconds,
-            unwind_grace_seconds=settings.refit.unwind_grace_seconds,
-            max_retries=settings.refit.max_retries,
-            recompute_kv_cache=settings.recompute_kv_cache_after_weight_updates,
-            ping_seconds=settings.generation_fleet_health.probe_timeout_seconds,
-        ),
+        settings=settings.transfer_settings(parts.spec),
     )
     return Refit(
         transfer=transfer,
@@ -205,72 +178,29 @@ def refit(parts: Parts) -> Refit:
         versions=parts.versions,
         gate=parts.gate,
         observer=parts.outside.observer,
-        settings=RefitSettings(
-            in_flight=settings.in_flight_weight_updates,
-            drain_timeout_seconds=settings.drain_timeout_seconds,
-            drain_timeout_action=settings.drain_timeout_action,
-            abort_grace_seconds=settings.abort_grace_seconds,
-        ),
+        settings=settings.refit_settings(parts.spec),
         between_updates=lambda: _between_updates(parts),
     )
 
 
 def validator(parts: Parts) -> Validator:
     """Measures on held-out prompts."""
-    validation, training = parts.spec.validation, shard_sampling(parts.spec)
-    sampling = Sampling(
-        temperature=resolved(validation.sampling.temperature),
-        top_p=resolved(validation.sampling.top_p),
-        top_k=validation.sampling.top_k,
-        max_new_tokens=training.max_new_tokens,
-        stop_token_ids=training.stop_token_ids,
-        stop_strings=training.stop_strings,
-    )
     return Validator(
         source=parts.outside.validation,
         rollouts=parts.rollout.groups.rollouts,
         observer=parts.outside.observer,
-        settings=ValidationSettings(
-            period_steps=resolved(validation.period_steps),
-            start_at=validation.start_at,
-            at_start=resolved(validation.at_start),
-            at_end=validation.at_end,
-            batch_size=validation.batch_size,
-            max_samples=validation.max_samples,
-            generations=validation.num_generations_per_prompt,
-            sampling=sampling,
-            failure_action=validation.failure_action,
-            stop_at_metric=validation.stop_at_metric,
-            stop_at_threshold=validation.stop_at_threshold,
-            higher_is_better=parts.spec.checkpointing.higher_is_better,
-        ),
+        settings=settings.validation_settings(parts.spec),
         busy=parts.busy,
     )
 
 
 def checkpointer(parts: Parts) -> Checkpointer:
     """Writes bundles."""
-    settings, outside = parts.spec.checkpointing, parts.outside
+    outside = parts.outside
     return Checkpointer(
         store=outside.store,
-        settings=SaveSettings(
-            enabled=settings.enabled,
-            save_period=settings.save_period,
-            ft_save_period=settings.ft_save_period,
-            save_optimizer=settings.save_optimizer,
-            save_data_plane=settings.save_data_plane,
-            must_save_by_seconds=settings.must_save_by_seconds,
-            metric_name=settings.metric_name,
-            barrier_timeout_seconds=parts.spec.rollout_checkpointing.barrier_timeout_seconds,
-            timeout_seconds=settings.timeout_seconds,
-        ),
-        retention=Retention(
-            save_period=settings.save_period,
-            keep_top_k=settings.keep_top_k,
-            by_metric=settings.metric_name is not None,
-            higher_is_better=settings.higher_is_better,
-            ft_keep_latest_k=settings.ft_keep_latest_k,
-        ),
+        settings=settings.save_settings(parts.spec),
+        retention=settings.retention(parts.spec),
         trainer=parts.trainer,
         plane=parts.plane,
         barrier=parts.barrier,
@@ -318,25 +248,8 @@ def step_end(parts: Parts) -> StepEnd:
 
 def train_pump(parts: Parts) -> TrainPump:
     """Trains."""
-    facts, grpo, settings = parts.facts, parts.spec.algorithm.grpo, parts.spec.async_rl
-    models: set[Literal["policy", "reference"]] = set()
-    if not facts.skips_previous_logprobs:
-        models.add("policy")
-    if not facts.skips_reference_logprobs:
-        models.add("reference")
     return TrainPump(
-        settings=TrainSettings(
-            max_steps=parts.max_steps,
-            groups_per_step=facts.num_prompts_per_step,
-            smallest_chunk=facts.min_groups,
-            policy_epochs=grpo.policy_epochs_per_step if grpo else 1,
-            policy_minibatches=grpo.policy_minibatches_per_step if grpo else 1,
-            minibatch_seed=facts.valid_algorithm.seed,
-            step_retries=settings.train_step_retries,
-            final_partial_step=settings.final_partial_step,
-            min_step_batch_fraction=settings.rollout_failure.min_step_batch_fraction,
-            logprob_models=frozenset(models),
-        ),
+        settings=settings.train_settings(parts.spec, parts.max_steps),
         progress=parts.progress,
         sampler=parts.sampler,
         buffer=parts.buffer,
@@ -359,14 +272,8 @@ def train_pump(parts: Parts) -> TrainPump:
 
 def watchdog(parts: Parts) -> Watchdog:
     """Notices that nothing moves any more."""
-    settings = parts.spec.async_rl.stall_watchdog
     return Watchdog(
-        settings=WatchdogSettings(
-            interval_seconds=settings.interval_seconds,
-            stall_timeout_seconds=settings.stall_timeout_seconds,
-            action=settings.stall_action,
-            checks_environments=settings.gym_subprocess_check,
-        ),
+        settings=settings.watchdog_settings(parts.spec),
         train=parts.train,
         environment=parts.outside.environment,
         busy=parts.busy,
@@ -381,32 +288,23 @@ def watchdog(parts: Parts) -> Watchdog:
 
 def snapshot_pump(parts: Parts) -> SnapshotPump:
     """Saves the rollout side between trainer checkpoints."""
-    settings = parts.spec.rollout_checkpointing
+    asked = parts.spec.rollout_checkpointing
     return SnapshotPump(
         store=DirectorySnapshots(parts.outside.store),
         checkpointer=parts.checkpointer,
         observer=parts.outside.observer,
-        interval_seconds=settings.snapshot_attempt_interval_seconds,
-        keep_latest=settings.keep_latest_k,
+        interval_seconds=asked.snapshot_attempt_interval_seconds,
+        keep_latest=asked.keep_latest_k,
     )
 
 
 def token_capture(parts: Parts) -> TokenCapture | None:
     """Finishes siblings one by one, where the job asks for it."""
-    spec, recovery = parts.spec, parts.spec.rollout_recovery
+    spec = parts.spec
     if not spec.token_capture.enabled:
         return None
     return TokenCapture(
-        settings=CaptureSettings(
-            granularity=granularity_of(
-                recovery.default_granularity,
-                recovery.task_source_granularity_overrides or {},
-                recovery.agent_granularity_overrides or {},
-            ),
-            finalizers=spec.token_capture.num_finalizers,
-            finalize_timeout_seconds=spec.token_capture.finalize_timeout_seconds,
-            max_generations=spec.async_rl.max_inflight_generations,
-        ),
+        settings=settings.capture_settings(spec),
         plane=parts.plane,
         ledger=parts.ledger,
         sampler=parts.sampler,
