@@ -12,7 +12,14 @@ from zlib import crc32
 from asyncrl_api.derived import Derived
 from asyncrl_runtime.adapters.scripted import ScriptedEnvironment
 from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
-from asyncrl_runtime.core.errors import DataFailure, FleetExhausted, InfraFailure, RefitAborted, TrainerFailure
+from asyncrl_runtime.core.errors import (
+    DataFailure,
+    FleetExhausted,
+    InfraFailure,
+    RefitAborted,
+    StepBelowFloor,
+    TrainerFailure,
+)
 from support.jobs import MortalLoop, ScriptedStart, job_spec, run_until_killed
 
 SAMPLERS = ("in_order", "weight_fifo", "ready_first", "windowed")
@@ -26,6 +33,10 @@ BOUND_SECONDS = 3600.0
 
 AGAIN = (TrainerFailure, RefitAborted, FleetExhausted)
 """Ends by an error after which the same command goes on from the newest checkpoint."""
+
+
+OVER = ("max_steps", "data_exhausted", "step_below_floor")
+"""Ends of the job: the last one where every prompt of a step was dropped, which the settings forbid."""
 
 
 class Lost(AssertionError):
@@ -153,7 +164,11 @@ class Case:
                 "restartBackoffBaseSeconds": 0.1,
                 "restartGraceSeconds": 1000.0,
             },
-            "refit": {"deadlineSeconds": 10.0, "unwindGraceSeconds": 5.0, "maxRetries": rng.choice([0, 1, 3])},
+            "refit": {
+                "deadlineSeconds": 10.0,
+                "unwindGraceSeconds": 5.0,
+                "maxRetries": rng.choice([0, 1, 3]),
+            },
             "stallWatchdog": {"intervalSeconds": 5.0, "stallTimeoutSeconds": 400.0, "stallAction": "abort"},
         }
         if self.capture and rng.random() < 0.3:
@@ -231,6 +246,8 @@ class ChaosStart(ScriptedStart):
         try:
             async with asyncio.timeout(BOUND_SECONDS):
                 return await super().run()
+        except StepBelowFloor:
+            return "step_below_floor"
         except AGAIN as error:
             self.happened[type(error).__name__] += 1
             self.events.event("failed", at=str(error))
@@ -328,7 +345,7 @@ class ChaosStart(ScriptedStart):
         prompt = request.request_id.split("_")[0]
         if self.case.draw(f"bad {prompt}") < self.case.data_failures:
             return DataFailure("bad")
-        if self.case.draw(f"lost {request.request_id}") < self.case.infra_failures:
+        if self.case.draw(f"lost {self.number} {request.request_id}") < self.case.infra_failures:
             return InfraFailure("lost")
         return None
 
@@ -371,7 +388,7 @@ def run_case(case, folder):
         seconds += start.seconds_taken
         resumed += start.found is not None
         killed += end is None
-        if end in ("max_steps", "data_exhausted"):
+        if end in OVER:
             return Outcome(start, end, number + 1, resumed, killed, happened, seconds)
     raise Lost(f"it was not over after {MOST_STARTS} starts, the last ones without faults")
 
@@ -382,6 +399,10 @@ def check(case, outcome):
     counts = start.counts()
     groups = [row.split("_")[0] for row in parts.trainer.trained[:: case.generations]]
     usage = parts.plane.usage()
+    if outcome.end == "step_below_floor":
+        if not counts.balanced:
+            raise Lost(f"the ledger does not balance ({counts})")
+        return
     promises = {
         "a prompt was trained on twice": len(groups) == len(set(groups)),
         "the ledger counts other groups than were trained": counts.trained == len(groups),

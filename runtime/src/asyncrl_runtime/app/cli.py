@@ -188,9 +188,10 @@ def chaos(
     WORD:
       kill-shard, freeze-shard, slow-shard
       kill-environment, freeze-environment
-      kill-trainer, freeze-trainer
+      kill-trainer, freeze-trainer, slow-trainer
+      kill-advantages
       kill-run, stop-run, freeze-run
-      corrupt-checkpoint
+      corrupt-checkpoint, corrupt-snapshot
     """
     from asyncrl_runtime.app.chaos.command import chaos_command
 

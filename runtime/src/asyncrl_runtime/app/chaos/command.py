@@ -58,7 +58,7 @@ def chaos_command(
         sys.stdout.write(json.dumps(_facts(run, found, left_out), indent=2) + "\n")
     else:
         _print(run, found)
-    return GOOD if found.good and not run.timed_out else BAD
+    return BAD if _problem(run, found) else GOOD
 
 
 def _set_options(sets: Sequence[str]) -> list[str]:
@@ -88,7 +88,10 @@ def _facts(run: ChaosRun, found: Verdict, left_out: dict[str, str]) -> dict[str,
         "prompts_lost": found.lost,
         "groups_trained_twice": list(found.trained_twice),
         "steps_missing": list(found.steps_missing),
-        "good": found.good and not run.timed_out,
+        "groups_unrecorded": found.unrecorded,
+        "processes_left": run.processes_left,
+        "problem": _problem(run, found),
+        "good": _problem(run, found) is None,
     }
 
 
@@ -110,19 +113,20 @@ def _print(run: ChaosRun, found: Verdict) -> None:
     _say(_ending(run, found))
 
 
-def _ending(run: ChaosRun, found: Verdict) -> str:
+def _problem(run: ChaosRun, found: Verdict) -> str | None:
+    """The first thing that is not good."""
     if run.timed_out:
-        return (
-            f"NOT GOOD: it had not ended after {run.timeout_seconds:g} s (--timeout-seconds), and was killed"
-        )
-    if found.good:
-        return f"good: complete after {run.starts} starts and {len(run.done)} faults"
-    reason = found.failure or (
-        f"steps {list(found.steps_missing)} are in no record"
-        if found.steps_missing
-        else f"it ended {found.status}"
-    )
-    return f"NOT GOOD: {reason}"
+        return f"it had not ended after {run.timeout_seconds:g} s (--timeout-seconds), and was killed"
+    if found.problem is None and run.processes_left:
+        return f"processes outlived the run, and were killed: {', '.join(run.processes_left)}"
+    return found.problem
+
+
+def _ending(run: ChaosRun, found: Verdict) -> str:
+    problem = _problem(run, found)
+    if problem:
+        return f"NOT GOOD: {problem}"
+    return f"good: complete after {run.starts} starts and {len(run.done)} faults"
 
 
 def _time(seconds: float | None) -> str:

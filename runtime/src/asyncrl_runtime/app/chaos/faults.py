@@ -44,6 +44,20 @@ def _keeps_several(spec: JobSpec) -> str | None:
     )
 
 
+def _snapshots(spec: JobSpec) -> str | None:
+    interval = spec.rollout_checkpointing.snapshot_attempt_interval_seconds
+    return _saves(spec) or (
+        "rolloutCheckpointing.snapshotAttemptIntervalSeconds is not set, so there are no snapshots"
+        if interval is None
+        else None
+    )
+
+
+def _advantages(spec: JobSpec) -> str | None:
+    workers = spec.async_rl.advantage_workers
+    return _saves(spec) if workers else "asyncRL.advantageWorkers is 0: the controller works them out itself"
+
+
 def _workers(spec: JobSpec) -> str | None:
     return None if spec.environment.function else "the job has no environment with processes of its own"
 
@@ -55,7 +69,13 @@ KINDS: tuple[FaultKind, ...] = (
     FaultKind("kill-environment", "SIGKILL a worker of the environment", _workers),
     FaultKind("freeze-environment", "SIGSTOP a worker of the environment for good", _workers),
     FaultKind("freeze-trainer", "SIGSTOP the trainer for a second or two"),
+    FaultKind("slow-trainer", "stop and continue the trainer ten times a second, for a few seconds"),
     FaultKind("kill-trainer", "SIGKILL the trainer; the job is started again", _saves),
+    FaultKind(
+        "kill-advantages",
+        "SIGKILL an advantage worker; if that ends the start, the job is started again",
+        _advantages,
+    ),
     FaultKind("freeze-run", "SIGSTOP the controller for a second or two"),
     FaultKind("kill-run", "SIGKILL the controller; the job is started again", _saves),
     FaultKind("stop-run", "SIGTERM the controller; the job is started again", _saves),
@@ -63,6 +83,11 @@ KINDS: tuple[FaultKind, ...] = (
         "corrupt-checkpoint",
         "change a byte of the newest checkpoint and SIGKILL the controller; the job is started again",
         _keeps_several,
+    ),
+    FaultKind(
+        "corrupt-snapshot",
+        "change a byte of the newest rollout snapshot and SIGKILL the controller; the job is started again",
+        _snapshots,
     ),
 )
 WORDS = tuple(kind.word for kind in KINDS)
@@ -75,7 +100,8 @@ class UnknownFault(RunError):
     words: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"--faults: {', '.join(self.words)} is no fault; there are {', '.join(WORDS)}"
+        verb = "is no fault" if len(self.words) == 1 else "are no faults"
+        return f"--faults: {', '.join(self.words)} {verb}; there are {', '.join(WORDS)}"
 
 
 @dataclass(frozen=True, slots=True)
