@@ -45,8 +45,10 @@ class Report:
         return 1 if self.missed else 0
 
 
-def arguments(text):
-    """The command line: `--quick` for a smoke run."""
+def arguments(text, **numbers):
+    """The command line: `--quick` for a smoke run, and numbers by name with what they are without one."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of seconds; figures are coarse")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""`asyncrl chaos`: what it refuses, what it plans, how it reads the books, and real runs that it mistreats."""
+"""`asyncrl chaos`: what it refuses, what it plans, how it reads the books, and real runs of it."""
 
 import json
 import os

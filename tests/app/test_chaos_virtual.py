@@ -1,4 +1,4 @@
-"""Random jobs under random faults: each ends by itself, and every prompt is in exactly one place (SC-9.93)."""
+"""Random jobs under random faults: each ends by itself, with every prompt in exactly one place (SC-9.93)."""
 
 from collections import Counter
 

@@ -58,7 +58,7 @@ class ThreadlessLoop(MortalLoop):
         def work():
             try:
                 result = func(*args)
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001 - whoever awaits it is told
                 after(self.TURNS, lambda error=error: done.done() or done.set_exception(error))
             else:
                 after(self.TURNS, lambda: done.done() or done.set_result(result))
@@ -365,10 +365,13 @@ class Outcome:
     seconds: float
     """Of virtual time, over all starts."""
 
+    longest_seconds: float
+    """Of one start."""
+
 
 def run_case(case, folder):
     """Start it until it is over. Raises Lost, or whatever ended a start that should have gone on."""
-    happened, seconds, resumed, killed = Counter(), 0.0, 0, 0
+    happened, seconds, longest, resumed, killed = Counter(), 0.0, 0.0, 0, 0
     for number in range(MOST_STARTS):
         calm = StartPlan((), None, None, 0.0, 0.0)
         plan = case.starts[number] if number < len(case.starts) else calm
@@ -385,11 +388,11 @@ def run_case(case, folder):
         )
         end = run_until_killed(start, plan.kill_at_turn or 10**9, ThreadlessLoop)
         happened += start.happened
-        seconds += start.seconds_taken
+        seconds, longest = seconds + start.seconds_taken, max(longest, start.seconds_taken)
         resumed += start.found is not None
         killed += end is None
         if end in OVER:
-            return Outcome(start, end, number + 1, resumed, killed, happened, seconds)
+            return Outcome(start, end, number + 1, resumed, killed, happened, seconds, longest)
     raise Lost(f"it was not over after {MOST_STARTS} starts, the last ones without faults")
 
 
@@ -451,8 +454,8 @@ def facts_of(case):
     spec = case.spec.async_rl
     facts = Derived(case.spec)
     return (
-        f"{facts.sampler}, {case.groups} groups x {case.generations}, {case.prompts} prompts x {case.epochs}, "
-        f"{case.shards} shards, chunks of {facts.min_groups}, capture {case.capture}, "
+        f"{facts.sampler}, {case.groups} groups x {case.generations}, {case.prompts} prompts, "
+        f"{case.epochs} epochs, {case.shards} shards, chunks of {facts.min_groups}, capture {case.capture}, "
         f"in flight {spec.in_flight_weight_updates}, filtered {case.filtered}, data {case.data_failures}, "
         f"drops {spec.rollout_failure.on_dropped_prompt}"
     )
