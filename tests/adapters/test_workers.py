@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -95,6 +96,17 @@ async def test_what_cannot_be_pickled_fails_its_own_call_only(worker):
     assert good == 2
     assert "arguments of add cannot be pickled" in str(bad_argument)
     assert "result cannot be pickled" in str(bad_result)
+
+
+def test_a_failed_start_leaves_nothing_in_the_loop(caplog):
+    async def main():
+        with pytest.raises(ValueError, match="must not be negative"):
+            await WorkerProcess.start(worker_services.Arithmetic, -1, name="arithmetic", start_seconds=20)
+
+    asyncio.run(main())
+    gc.collect()
+
+    assert [record.getMessage() for record in caplog.records] == []
 
 
 async def test_a_failing_factory_raises_in_start():

@@ -78,6 +78,9 @@ def test_several_documents_and_empty_ones():
         ("a: !!python/object:os.system x\n", "not YAML: could not determine a constructor", 1),
         ("a: *nothing\n", "not YAML: found undefined alias", 1),
         ("a:\n\t- 1\n", "not YAML: found character", 2),
+        ("a: 1\nb: x\0y\n", "not YAML: character 0x00 is not allowed", 2),
+        ("a: 1\nb: " + "9" * 5000 + "\n", "a number of 5000 digits is too long", 2),
+        ("a: &a {x: 1}\nb: &b [" + "*a," * 500 + "]\nc: [" + "*b," * 500 + "]\n", "it holds more than", 1),
     ],
 )
 def test_what_is_no_document(text, problem, line):
@@ -85,3 +88,8 @@ def test_what_is_no_document(text, problem, line):
         read_documents(text)
     assert str(refused.value).startswith(problem)
     assert refused.value.mark.line == line
+
+
+def test_a_document_that_is_nested_without_end():
+    with pytest.raises(DocumentError, match="nested too deeply"):
+        read_documents("a: " + "[" * 3000 + "]" * 3000)

@@ -10,6 +10,11 @@ from typing import Any, cast
 import yaml
 
 MERGE = "tag:yaml.org,2002:merge"
+MAX_VALUES = 100_000
+"""Values of a document, with what aliases repeat."""
+
+MAX_DIGITS = 4000
+"""Of a whole number; Python reads no longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node).replace("_", "")
     if text.startswith("0x"):
         return int(text, 16)
+    if len(text) > MAX_DIGITS:
+        raise DocumentError(f"a number of {len(text)} digits is too long", Mark.of(node.start_mark))
     octal = re.fullmatch(r"0o?([0-7]+)", text)
     return int(octal[1], 8) if octal and text != "0" else int(text)
 
@@ -83,25 +90,34 @@ def read_documents(text: str) -> list[Document]:
     """Read every document of a text that is not empty.
 
     Raises:
-        DocumentError: it is not YAML, repeats a key, or refers to itself.
+        DocumentError: it is not YAML, repeats a key, refers to itself, or is far too large.
     """
+    try:
+        return list(_documents(text))
+    except yaml.MarkedYAMLError as error:
+        found = error.problem_mark or error.context_mark
+        mark = Mark.of(found) if found is not None else None
+        raise DocumentError(f"not YAML: {error.problem}", mark) from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        mark = Mark(before.count("\n") + 1, error.position - before.rfind("\n"))
+        raise DocumentError(f"not YAML: character {error.character:#04x} is not allowed", mark) from error
+    except yaml.YAMLError as error:
+        raise DocumentError(f"not YAML: {error}", None) from error
+    except RecursionError as error:
+        raise DocumentError("blocks are nested too deeply", None) from error
+
+
+def _documents(text: str) -> Iterator[Document]:
     loader = _Loader(text)
     try:
-        documents = []
         while loader.check_node():
             node = loader.get_node()
             assert node is not None  # check_node has seen it
             document = Document(None)
             document.value = _Reader(loader, document.marks).read(node, "")
             if document.value is not None:
-                documents.append(document)
-        return documents
-    except yaml.MarkedYAMLError as error:
-        found = error.problem_mark or error.context_mark
-        mark = Mark.of(found) if found is not None else None
-        raise DocumentError(f"not YAML: {error.problem}", mark) from error
-    except yaml.YAMLError as error:
-        raise DocumentError(f"not YAML: {error}", None) from error
+                yield document
     finally:
         loader.dispose()
 
@@ -123,9 +139,13 @@ class _Reader:
     loader: _Loader
     marks: dict[str, Mark]
     _open: list[int] = field(default_factory=list)
+    _values: int = 0
 
     def read(self, node: yaml.Node, path: str) -> Any:
         """Value of a node that stands at a dotpath."""
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise DocumentError(f"it holds more than {MAX_VALUES} values", Mark.of(node.start_mark))
         self.marks.setdefault(path, Mark.of(node.start_mark))
         if isinstance(node, yaml.ScalarNode):
             return self.loader.construct_object(node)

@@ -38,6 +38,7 @@ class WorkerProcess:
         self._fork: Fork
         self._channel: Channel
         self._lost_task: asyncio.Task[None] | None = None
+        self._abandoned = False
 
     @classmethod
     async def start(
@@ -164,7 +165,8 @@ class WorkerProcess:
             self._channel.post((call_id, None, ()))
 
     def _lost(self) -> None:
-        self._lost_task = self._loop.create_task(self._settle())
+        if not self._abandoned:
+            self._lost_task = self._loop.create_task(self._settle())
 
     async def _settle(self) -> None:
         """Learn the exit code, then fail what is pending; a worker that closed its socket is killed."""
@@ -189,6 +191,7 @@ class WorkerProcess:
 
     def _abandon(self) -> None:
         """Give up on a start; a worker that is not forked yet ends on its closed socket."""
+        self._abandoned = True  # nobody asks any more how it ends
         self._pending.pop(READY, None)
         self.kill()
         self._channel.close()
