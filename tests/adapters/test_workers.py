@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -98,15 +97,18 @@ async def test_what_cannot_be_pickled_fails_its_own_call_only(worker):
     assert "result cannot be pickled" in str(bad_result)
 
 
-def test_a_failed_start_leaves_nothing_in_the_loop(caplog):
-    async def main():
-        with pytest.raises(ValueError, match="must not be negative"):
-            await WorkerProcess.start(worker_services.Arithmetic, -1, name="arithmetic", start_seconds=20)
+async def test_a_start_that_is_cut_short_leaves_no_task_behind():
+    start = WorkerProcess.start(worker_services.slow_start, 30, name="slow", start_seconds=60)
+    starting = asyncio.create_task(start)
+    await asyncio.sleep(0.5)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    seen = set()
+    for _ in range(20):
+        seen |= asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.sleep(0)
 
-    asyncio.run(main())
-    gc.collect()
-
-    assert [record.getMessage() for record in caplog.records] == []
+    assert seen == set()
 
 
 async def test_a_failing_factory_raises_in_start():
@@ -225,3 +227,27 @@ async def test_no_worker_outlives_a_killed_parent():
     parent.stdout.close()
 
     await eventually(lambda: gone(pid))
+
+
+def test_a_fork_server_whose_parent_left_in_a_hurry_says_nothing():
+    code = """
+import asyncio
+from adapters import worker_services
+from asyncrl_runtime.adapters.workers import WorkerProcess
+
+async def main():
+    try:
+        await WorkerProcess.start(worker_services.Arithmetic, -1, name="arithmetic", start_seconds=20)
+    except ValueError:
+        print("left")
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+    )
+    assert (done.stdout, done.stderr) == ("left\n", "")

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 
 from asyncrl_runtime.adapters.workers import service
 from asyncrl_runtime.adapters.workers.forkserver import EVENT, EXITED, SPAWN, SPAWNED
@@ -31,7 +32,8 @@ def main(fd: int) -> None:
         end_with_parent(facts["parent"])
     sys.path[:] = facts["path"]
     _preload(facts["preload"])
-    _serve(control)
+    with suppress(ConnectionError):  # a parent that was killed
+        _serve(control)
 
 
 def _leave_it_to_the_parent(*_: object) -> None:
