@@ -33,6 +33,7 @@ from asyncrl_runtime.pumps.busy import Busy
 from asyncrl_runtime.pumps.checkpoint import Checkpointer
 from asyncrl_runtime.pumps.fleet import Fleet
 from asyncrl_runtime.pumps.observer import Observer
+from asyncrl_runtime.pumps.probe import ProbePump, RestartPump
 from asyncrl_runtime.pumps.refit import Refit
 from asyncrl_runtime.pumps.rollout import RolloutPump
 from asyncrl_runtime.pumps.snapshot import SnapshotPump
@@ -105,6 +106,8 @@ class Parts:
     snapshots: SnapshotPump = field(init=False)
     telemetry: TelemetryPump = field(init=False)
     watchdog: Watchdog = field(init=False)
+    probe: ProbePump | None = field(default=None, init=False)
+    restarts: RestartPump | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         failure = self.spec.async_rl.rollout_failure

@@ -66,6 +66,9 @@ class JobRun:
 
     manifest_folder: Path
     tally: Tally = field(default_factory=Tally)
+    running: Callable[[], object] = lambda: None
+    """Called once the pumps run."""
+
     parts: Parts | None = field(default=None, init=False)
     signals: int = field(default=0, init=False)
     _dumps: StackDumps = field(init=False)
@@ -208,6 +211,20 @@ class JobRun:
         with watch.watching(asyncio.get_running_loop()):
             return await parts.run(self._prepared)
 
+    def state(self) -> RunState:
+        """Where the run stands now; before its parts are there, only its name and phase."""
+        if self.parts is None:
+            return RunState(name=self.job.metadata.name, phase=self._phase, pid=os.getpid())
+        return self._state(self.parts)
+
+    def request_stop(self, cause: str) -> bool:
+        """Finish or save, then end; False before the parts are there."""
+        if self.parts is None:
+            return False
+        self.parts.outside.observer.event("stop_requested", cause=cause)
+        self.parts.ask_to_stop()
+        return True
+
     async def _prepared(self) -> None:
         """Initial weight sync, and the validation before the first step (SC-5.4)."""
         parts = self.parts
@@ -220,6 +237,7 @@ class JobRun:
             measured = await parts.validator.run(parts.progress.steps)
             self.tally.validation_mean = measured.get("accuracy")
             parts.gate.open()
+        self.running()
 
     # ── telling ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -139,18 +139,22 @@ def fleet_pumps(parts: Parts) -> dict[str, Coroutine[None, None, object]]:
     ledger, health = parts.fleet.ledger, parts.spec.async_rl.generation_fleet_health
     if ledger is None:
         return {}
-    probe = ProbePump(
+    parts.probe = ProbePump(
         fleet=parts.fleet,
         ledger=ledger,
         interval_seconds=health.probe_interval_seconds,
         timeout_seconds=health.probe_timeout_seconds,
         after_round=parts.fleet.check_exhausted,
     )
-    restarts = RestartPump(
+    parts.restarts = RestartPump(
         fleet=parts.fleet, ledger=ledger, backoff_base_seconds=health.restart_backoff_base_seconds
     )
     readmission = ReadmissionPump(fleet=parts.fleet, ledger=ledger, readmit=parts.refit.readmit)
-    return {"probe": probe.run(), "restarts": restarts.run(), "readmission": readmission.run()}
+    return {
+        "probe": parts.probe.run(),
+        "restarts": parts.restarts.run(),
+        "readmission": readmission.run(),
+    }
 
 
 def _between_updates(parts: Parts) -> bool:

@@ -121,6 +121,9 @@ class Checkpointer:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by whoever writes or deletes checkpoints or snapshots (SC-9.35)."""
 
+    _asked: list[asyncio.Future[Bundle]] = field(default_factory=list, init=False)
+    """Who asked for the next checkpoint."""
+
     staging_rows: int = field(default=0, init=False)
     """Of the last cut."""
 
@@ -139,7 +142,22 @@ class Checkpointer:
             return False
         steps = self.progress.steps
         periods = [p for p in (self.settings.save_period, self.settings.ft_save_period) if p]
-        return self._deadline_near() or last or any(steps % period == 0 for period in periods)
+        return (
+            bool(self._asked)
+            or self._deadline_near()
+            or last
+            or any(steps % period == 0 for period in periods)
+        )
+
+    async def ask(self) -> Bundle:
+        """Have the open step saved when it closes; what was written."""
+        asked: asyncio.Future[Bundle] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        try:
+            return await asked
+        finally:
+            if asked in self._asked:
+                self._asked.remove(asked)
 
     @property
     def stop_after_save(self) -> bool:
@@ -197,6 +215,9 @@ class Checkpointer:
             raise CheckpointFailed(self._name(staged), str(error)) from error
         self.seconds = loop.time() - began
         self.last_saved_step, self.bundle, self.saved_at = steps, bundle, loop.time()
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_result(bundle)
         self.saved = [*(saved for saved in self.saved if saved.step < steps), Saved(steps, metric)]
         self.observer.event(
             "checkpoint_saved",

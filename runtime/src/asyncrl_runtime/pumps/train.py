@@ -92,6 +92,9 @@ class TrainPump:
     stopping: Callable[[], bool]
     """A stop was asked for: end after the step, or at once while it waits for groups."""
 
+    on_close: Callable[[], None] = field(default=lambda: None, init=False)
+    """Called inside the block that closes a step, after the version moved: changed settings go here."""
+
     step: OpenStep | None = field(default=None, init=False)
 
     async def run(self) -> RunEnd:
@@ -372,6 +375,7 @@ class TrainPump:
             missing = self._target(step) - groups
             self.accounts.close(step.version)
             self.ledger.strike_owed(missing)
+            self.on_close()
             self.gate.close()
         self.ledger.check(buffered=self.buffer.ready, claimed=0)
         self.observer.event(
