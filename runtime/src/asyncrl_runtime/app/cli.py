@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -206,6 +207,52 @@ def chaos(
             timeout_seconds=timeout_seconds,
             output=output,
             as_json=as_json,
+        )
+    )
+
+
+@app.command(epilog="Example: asyncrl controller --job /etc/asyncrl/job.json --output /checkpoints/digits")
+def controller(
+    job: Annotated[Path, typer.Option(help="The AsyncRLJob manifest, YAML or JSON.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Run folder. Default: runs/<metadata.name>.", file_okay=False)
+    ] = None,
+    address: Annotated[str, typer.Option(help="Where the servers listen.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="Of the control API.")] = 8091,
+    health_port: Annotated[int, typer.Option(help="Of the health service, which asks for no token.")] = 8092,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Holds the bearer token. Default: $ASYNCRL_CONTROL_TOKEN.")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="Encrypt the control API.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
+    generation: Annotated[int, typer.Option(help="metadata.generation of the manifest.")] = 0,
+    in_pod: Annotated[
+        bool | None,
+        typer.Option(
+            "--in-pod/--no-in-pod",
+            help="End with 0 whenever the run is over; the real code is in the termination message. "
+            "Default: whether $ASYNCRL_POD is set.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a job under the control API: what the controller container of a job's head pod runs."""
+    from asyncrl_runtime.app.control.command import ControllerOptions, controller_command
+
+    raise typer.Exit(
+        controller_command(
+            ControllerOptions(
+                job=job,
+                output=output,
+                address=address,
+                port=port,
+                health_port=health_port,
+                token_file=token_file,
+                tls_certificate=tls_certificate,
+                tls_key=tls_key,
+                generation=generation,
+                in_pod=bool(os.environ.get("ASYNCRL_POD")) if in_pod is None else in_pod,
+            )
         )
     )
 
