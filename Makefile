@@ -51,6 +51,7 @@ lint: setup ## Style, layers, types, dependencies
 
 generate: setup ## Write the files that are generated from the models and tables
 	$(BIN)/asyncrl crd > crds/asyncrljobs.yaml
+	cd crds/src && ../../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. asyncrl_api/control/control.proto
 	$(BIN)/python -m asyncrl_runtime.app.metrics_page > docs/metrics.md
 
 lock: setup ## Resolve the dependencies anew
