@@ -221,7 +221,7 @@ class InProcessPlane:
 def _largest_row(columns: Columns) -> int:
     """Bytes of the largest row over these columns together."""
     sizes = [column.lengths * column.values.itemsize for column in columns.values()]
-    return int(sum(sizes).max(initial=0)) if sizes else 0
+    return int(np.sum(sizes, axis=0).max(initial=0)) if sizes else 0
 
 
 def _gather(rows: Sequence[_Place], name: str) -> Jagged:
