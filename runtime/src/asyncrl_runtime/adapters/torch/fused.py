@@ -43,7 +43,9 @@ class _SwiGlu(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+    def backward(  # pyrefly: ignore[bad-override]  the decorator hides that it is static
+        ctx: Any, *grad_outputs: Tensor
+    ) -> Tensor:
         (grad,) = grad_outputs
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
@@ -62,7 +64,9 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+    def backward(  # pyrefly: ignore[bad-override]  the decorator hides that it is static
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None, None]:
         (grad,) = grad_outputs
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None
