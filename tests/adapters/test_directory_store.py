@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ports.checkpoint_store_contract import CheckpointStoreContract, content, save
+from support.crashes import HOWS, Crash, Disk
 
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.folder_lock import FolderInUse, FolderLock, FolderUnusable
@@ -265,39 +266,6 @@ def test_an_atomic_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
 # ── a crash at any point ────────────────────────────────────────────────────────────────────────────
 
 
-class Crash(BaseException):
-    """The process ends here."""
-
-
-class Crashing:
-    """Counts the calls that change the disk, and ends the process at the k-th, before or after it."""
-
-    def __init__(self, patch, limit, after):
-        self.left, self.after = limit, after
-        for owner, name in (
-            (os, "fsync"),
-            (Path, "rename"),
-            (Path, "replace"),
-            (Path, "unlink"),
-            (Path, "mkdir"),
-            (Path, "write_text"),
-            (shutil, "rmtree"),
-        ):
-            patch.setattr(owner, name, self.wrapped(getattr(owner, name)))
-
-    def wrapped(self, real):
-        def call(*args, **kwargs):
-            self.left -= 1
-            if self.left == 0 and not self.after:
-                raise Crash
-            result = real(*args, **kwargs)
-            if self.left == 0:
-                raise Crash
-            return result
-
-        return call
-
-
 def history(store, rng):
     """Saves, saves again and deletes; yields (step, text) as each save is confirmed, or a deleted step."""
     texts = iter(f"text{n}" for n in range(100))
@@ -312,22 +280,18 @@ def history(store, rng):
             yield "deleted", doomed.step, ""
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_crash_anywhere_leaves_the_newest_confirmed_bundle_or_a_newer_one(tmp_path, monkeypatch, after):
-    for seed in range(130):
+@pytest.mark.parametrize("how", HOWS)
+def test_a_crash_anywhere_leaves_the_newest_confirmed_bundle_or_a_newer_one(how, tmp_path):
+    for seed in range(90):
         rng = random.Random(seed)
-        root, confirmed = tmp_path / f"{seed}", {}
-        crashed = True
-        with monkeypatch.context() as patch:
-            store = opened(root)
-            patch.setattr(os, "fsync", lambda descriptor: None)
-            Crashing(patch, rng.randint(1, 90), after)
+        root, confirmed, disk = tmp_path / f"{seed}", {}, Disk(rng.randint(1, 180), how)
+        store = opened(root)
+        with disk.attached():
             try:
                 for what, step, text in history(store, rng):
                     confirmed.pop(step, None)
                     if what == "saved":
                         confirmed[step] = text
-                crashed = False
             except Crash:
                 pass
         looked = DirectoryStore(root)
@@ -335,7 +299,7 @@ def test_a_crash_anywhere_leaves_the_newest_confirmed_bundle_or_a_newer_one(tmp_
         again = opened(root)
         assert check_whole(again, confirmed, seed) == before, seed
         assert not list(root.glob("tmp_*")), seed
-        if not crashed:
+        if not disk.crashed_in:
             assert {step: text for step, (text, _) in before.items()} == confirmed
         save(again, 9, "next")
         assert again.bundles()[0].step == 9
