@@ -120,7 +120,7 @@ def explain_command(path: str) -> int:
     from asyncrl_api.explain import explain
 
     try:
-        sys.stdout.write(explain(path).rstrip("\n") + "\n")
+        sys.stdout.write(explain(path or "spec").rstrip("\n") + "\n")
     except (KeyError, ValueError) as error:
         return _invalid(str(error.args[0]))
     return OK
@@ -155,6 +155,8 @@ def report_command(runs: list[Path], output: Path | None, *, png: bool) -> int:
         written = write_report(runs, output, png=png)
     except RunError as error:
         return _invalid(str(error))
+    except OSError as error:
+        return _invalid(f"{error.filename or output} cannot be written: {error.strerror}; see --output")
     for path in written:
         sys.stdout.write(f"{path}\n")
     return OK

@@ -12,6 +12,23 @@ from asyncrl_runtime.adapters.sinks.lines import write_whole
 
 SCHEMA = 1
 FILE = "state.json"
+NUMBERS = (
+    "step",
+    "max_steps",
+    "trainer_version",
+    "epoch",
+    "reward_mean",
+    "eta_seconds",
+    "staleness_p50",
+    "staleness_p95",
+    "staleness_max",
+    "staleness_bound",
+    "tokens_per_second",
+    "trainer_idle_fraction",
+    "pid",
+    "updated_at",
+)
+"""Fields of the file that are counted with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl_runtime.adapters.sinks.lines import read_rows
 from asyncrl_runtime.app import words
-from asyncrl_runtime.app.state import RunState, read_state
+from asyncrl_runtime.app.reading import Unreadable, numbers, read_object, read_objects
+from asyncrl_runtime.app.state import FILE, NUMBERS, RunState
+from asyncrl_runtime.app.summary import SUMMARY
 from asyncrl_runtime.core.errors import RunError
 
 PHASE_OF_STATUS = {"complete": "Succeeded", "failed": "Failed", "stopped": "Suspended"}
@@ -61,11 +62,11 @@ def find_run(folder: Path | None, *, runs: Path = Path("runs")) -> Path:
 
 
 def read_status(folder: Path) -> RunStatus:
-    """Read a run folder. Raises `NoRun`, and `ValueError` on a broken file."""
-    state = read_state(folder)
+    """Read a run folder. Raises `NoRun` and `Unreadable`."""
+    state = _state(folder / FILE)
     alive = state is not None and state.pid > 0 and _runs(state.pid)
-    summary_path = folder / "summary.json"
-    summary = json.loads(summary_path.read_text()) if summary_path.exists() else None
+    summary_path = folder / SUMMARY
+    summary = _summary(summary_path)
     if (
         summary is not None
         and state is not None
@@ -76,6 +77,40 @@ def read_status(folder: Path) -> RunStatus:
     if state is None and summary is None:
         raise NoRun(folder)
     return RunStatus(folder, state, summary, alive and summary is None)
+
+
+def _state(path: Path) -> RunState | None:
+    value = read_object(path)
+    if value is None:
+        return None
+    numbers(value, NUMBERS, path)
+    for name in ("name", "phase"):
+        if not isinstance(value.get(name), str):
+            raise Unreadable(path, f"it has no {name}")
+    try:
+        state = RunState.from_json(json.dumps(value))
+    except ValueError as error:
+        raise Unreadable(path, str(error)) from error
+    _check_prompts(state.prompts, path)
+    return state
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    value = read_object(path)
+    if value is None:
+        return None
+    numbers(value, ("steps", "seconds", "reward_mean", "trainer_idle_fraction"), path)
+    _check_prompts(value.get("prompts") or {}, path)
+    return value
+
+
+def _check_prompts(prompts: Any, path: Path) -> None:
+    if not isinstance(prompts, Mapping):
+        raise Unreadable(path, "prompts is no object")
+    causes = prompts.get("discarded_by_cause", {})
+    if not isinstance(causes, Mapping):
+        raise Unreadable(path, "discarded_by_cause is no object")
+    numbers(prompts, prompts.keys() - {"discarded_by_cause"}, path)
 
 
 def status_text(folder: Path, *, now: float | None = None) -> str:
@@ -122,7 +157,7 @@ def follow(folder: Path, *, count: int = 10) -> Iterator[str]:
 
 def last_events(folder: Path, count: int) -> list[dict[str, object]]:
     """The newest events, newest last."""
-    rows = list(read_rows(folder / "events.jsonl"))
+    rows = read_objects(folder / "events.jsonl")
     return rows[-count:] if count > 0 else []
 
 
@@ -143,10 +178,20 @@ def follow_events(
                 block = file.read()
             whole = block[: block.rfind(b"\n") + 1]
             offset += len(whole)
-            yield from (json.loads(text) for text in whole.splitlines() if text.strip())
+            yield from _events(whole, path)
         if last:
             return
         wait(POLL_SECONDS)
+
+
+def _events(block: bytes, path: Path) -> Iterator[dict[str, object]]:
+    for text in block.splitlines():
+        try:
+            event = json.loads(text) if text.strip() else None
+        except ValueError as error:
+            raise Unreadable(path, f"a line is not JSON ({error})") from error
+        if isinstance(event, dict):
+            yield event
 
 
 def _identity(path: Path) -> tuple[int, int]:

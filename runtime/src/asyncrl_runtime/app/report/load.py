@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl_runtime.adapters.sinks.lines import read_rows
+from asyncrl_runtime.app.reading import Unreadable, read_object, read_objects
 from asyncrl_runtime.core.errors import RunError
 
 
@@ -54,7 +53,10 @@ class RunData:
 
 
 def load_runs(folders: list[Path]) -> list[RunData]:
-    """Read run folders, labelled by name, with the parent's where names repeat. Raises `NothingToReport`."""
+    """Read run folders, labelled by name, with the parent's where names repeat.
+
+    Raises NothingToReport and Unreadable.
+    """
     names = [folder.resolve().name for folder in folders]
     return [
         _load(folder, name if names.count(name) == 1 else f"{folder.resolve().parent.name}/{name}")
@@ -63,18 +65,24 @@ def load_runs(folders: list[Path]) -> list[RunData]:
 
 
 def _load(folder: Path, label: str) -> RunData:
-    rows = [row for row in read_rows(folder / "metrics.jsonl") if isinstance(row.get("step"), int | float)]
-    if not rows:
+    rows = [row for row in read_objects(folder / "metrics.jsonl") if _number(row.get("step")) is not None]
+    if not any(_number(row[name]) is not None for row in rows for name in row.keys() - {"step", "time"}):
         raise NothingToReport(folder)
-    summary, config = folder / "summary.json", folder / "config.yaml"
     return RunData(
         folder,
         label,
         rows,
-        list(read_rows(folder / "events.jsonl")),
-        json.loads(summary.read_text()) if summary.exists() else {},
-        config.read_text() if config.exists() else "",
+        read_objects(folder / "events.jsonl"),
+        read_object(folder / "summary.json") or {},
+        _text(folder / "config.yaml"),
     )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreadable(path, str(error)) from error
 
 
 def _number(value: object) -> float | None:
