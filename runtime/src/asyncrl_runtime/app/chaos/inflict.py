@@ -40,7 +40,7 @@ STOPPED_SECONDS, RUNNING_SECONDS = 0.08, 0.02
 """Of a slow process, in turn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Inflictor:
     """Does faults to one start of a run."""
 
@@ -49,6 +49,9 @@ class Inflictor:
     seed: int
     _frozen: set[int] = field(default_factory=set, init=False)
     """Processes that were stopped for good: what happens to others must not wake them."""
+
+    struck_at: float = field(default=0.0, init=False)
+    """`time.monotonic()` of the last fault, without the wait for its target."""
 
     async def inflict(self, fault: Fault) -> str:
         """Do it; what it was done to, empty if there was nothing."""
@@ -62,6 +65,7 @@ class Inflictor:
         for_good = what == "freeze" and whom not in ("trainer", "run")
         if for_good:
             self._frozen.add(target.pid)
+        self.struck_at = time.monotonic()
         await _signal(what, target, None if for_good else fault.seconds)
         return target.name
 
@@ -84,6 +88,7 @@ class Inflictor:
         Where nothing older could stand in, nothing is done.
         """
         await _within(lambda: self._newest(whom))
+        self.struck_at = time.monotonic()
         self.controller.send(signal.SIGSTOP)
         path = self._newest(whom)
         files = [] if path is None else _files(path)

@@ -137,6 +137,8 @@ class ChaosRun:
         self.done.append(done)
         before, self._may_end = self._may_end, self._may_end or fault.word in MAY_END
         done.target = await inflictor.inflict(fault)
+        if done.target:
+            done.at_seconds = inflictor.struck_at - self._began
         self._ending = fault.word in ENDS and bool(done.target)
         self._may_end = before or (fault.word in MAY_END and bool(done.target))
         self.tell(f"{done.at_seconds:6.1f} s  {fault.word:<20} {done.target or 'nothing to do it to'}")
