@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl_runtime.adapters.torch.settings import EngineSettings, TrainerSettings
-from asyncrl_runtime.adapters.workers import ForkServer
+from asyncrl_runtime.adapters.workers import ForkHost, ForkServer
 
 _PRELOAD = (
     "torch",
@@ -38,6 +38,11 @@ def torch_server() -> ForkServer:
     if _server is None:
         _server = ForkServer(preload=_PRELOAD, environ=_ENVIRON)
     return _server
+
+
+def torch_host() -> ForkHost:
+    """Forks from `torch_server`."""
+    return ForkHost(torch_server)
 
 
 def shard_service(settings: EngineSettings) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, shard_service, torch_server
+from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, shard_service, torch_host
 from asyncrl_runtime.adapters.torch.errors import EngineFailure
 from asyncrl_runtime.adapters.torch.settings import EngineSettings
-from asyncrl_runtime.adapters.workers import ForkServer, RemoteError, WorkerProcess
+from asyncrl_runtime.adapters.workers import Host, RemoteError, Worker
 from asyncrl_runtime.core.errors import InfraFailure, RunError, WorkerDied
 from asyncrl_runtime.ports.generator import GenerationRequest, GenerationResult, ShardState
 
@@ -20,23 +20,23 @@ class TorchGenerator:
         index: int,
         settings: EngineSettings,
         *,
-        server: ForkServer | None = None,
+        host: Host | None = None,
         start_bound: Bound = Bound(300.0),  # noqa: B008 - immutable
         request_bound: Bound = Bound(),  # noqa: B008
         probe_bound: Bound = Bound(),  # noqa: B008
     ) -> None:
-        """Bounds hold for the start, for each request or cache invalidation, and for each probe."""
+        """Runs on `host`, by default a fork of this machine. Bounds hold for the start, for each request or cache invalidation, and for each probe."""
         self.index = index
         self.name = f"generation shard {index}"
         self._settings = settings
-        self._server = server
+        self._host = host or torch_host()
         self._start_bound = start_bound
         self._request_bound = request_bound
         self._probe_bound = probe_bound
-        self._worker: WorkerProcess | None = None
+        self._worker: Worker | None = None
 
     @property
-    def worker(self) -> WorkerProcess:
+    def worker(self) -> Worker:
         """The process behind it. Raises `WorkerDied` when there is none."""
         if self._worker is None:
             raise WorkerDied(self.name, None, "it was not started")
@@ -52,13 +52,12 @@ class TorchGenerator:
         self.kill()
         await self.close()
         try:
-            self._worker = await WorkerProcess.start(
+            self._worker = await self._host.launch(
                 shard_service,
                 self._settings,
                 name=self.name,
                 start_seconds=self._start_bound.seconds or START_SECONDS,
                 setting=self._start_bound.setting,
-                server=self._server or torch_server(),
             )
         except (InfraFailure, RunError):
             raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl_runtime.adapters.torch.entry import Bound
-from asyncrl_runtime.adapters.workers import WorkerProcess
+from asyncrl_runtime.adapters.workers import Worker
 from asyncrl_runtime.core.errors import (
     DeadlinePassed,
     RefitAborted,
@@ -31,7 +31,7 @@ class Member(Protocol):
     name: str
 
     @property
-    def worker(self) -> WorkerProcess:
+    def worker(self) -> Worker:
         """Its process. Raises `WorkerDied` when there is none."""
         ...
 
@@ -46,7 +46,7 @@ class SharedMemorySync:
 
     def __init__(
         self,
-        trainer: Callable[[], WorkerProcess],
+        trainer: Callable[[], Worker],
         members: Callable[[], Sequence[Member]],
         *,
         bound: Bound = Bound(),  # noqa: B008 - immutable
@@ -179,7 +179,7 @@ class SharedMemorySync:
         except Exception as problem:
             raise TrainerFailure(method, str(problem)) from problem
 
-    async def _call(self, worker: WorkerProcess, method: str, *args: object) -> Any:
+    async def _call(self, worker: Worker, method: str, *args: object) -> Any:
         return await worker.call(
             method, *args, deadline_seconds=self._bound.seconds, setting=self._bound.setting
         )
@@ -192,7 +192,7 @@ class SharedMemorySync:
         )
 
 
-def _worker_of(member: Member) -> WorkerProcess | None:
+def _worker_of(member: Member) -> Worker | None:
     try:
         return member.worker
     except WorkerDied:

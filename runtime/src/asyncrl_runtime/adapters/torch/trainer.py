@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, torch_server, trainer_service
+from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, torch_host, trainer_service
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
-from asyncrl_runtime.adapters.workers import ForkServer, WorkerProcess
+from asyncrl_runtime.adapters.workers import Host, Worker
 from asyncrl_runtime.core.errors import RunError, TrainerFailure
 from asyncrl_runtime.core.records import BatchMeta
 from asyncrl_runtime.ports import columns as col
@@ -29,22 +29,25 @@ class TorchTrainer:
         plane: DataPlane,
         *,
         tokenizer: Tokenizer | None = None,
-        server: ForkServer | None = None,
+        host: Host | None = None,
         start_bound: Bound = Bound(300.0),  # noqa: B008 - immutable
         call_bound: Bound = Bound(),  # noqa: B008
     ) -> None:
-        """`tokenizer` is saved beside the weights. Bounds hold for the start and for each call."""
+        """`tokenizer` is saved beside the weights. Runs on `host`, by default a fork of this machine.
+
+        Bounds hold for the start and for each call.
+        """
         self._settings = settings
         self._plane = plane
         self._tokenizer = tokenizer
-        self._server = server
+        self._host = host or torch_host()
         self._start_bound = start_bound
         self._call_bound = call_bound
-        self._worker: WorkerProcess | None = None
+        self._worker: Worker | None = None
         self._has_reference_column = False
 
     @property
-    def worker(self) -> WorkerProcess:
+    def worker(self) -> Worker:
         """The process behind it. Raises `TrainerFailure` when there is none."""
         if self._worker is None:
             raise TrainerFailure("start", "the trainer was not started")
@@ -54,13 +57,12 @@ class TorchTrainer:
         """Build everything in a new process; an earlier process is ended first."""
         await self.close()
         try:
-            self._worker = await WorkerProcess.start(
+            self._worker = await self._host.launch(
                 trainer_service,
                 self._settings,
                 name="trainer",
                 start_seconds=self._start_bound.seconds or START_SECONDS,
                 setting=self._start_bound.setting,
-                server=self._server or torch_server(),
             )
         except RunError:
             raise

@@ -53,6 +53,21 @@ def decoded(body: bytearray, num_buffers: int) -> Any:
     return pickle.loads(payload, buffers=buffers)
 
 
+def picklable(batch: list[Any], fault: Fault) -> list[Any]:
+    """The messages that can be pickled, and what `fault` gives in place of the others."""
+    kept = []
+    for message in batch:
+        try:
+            pickle.dumps(message, protocol=5)
+        except Exception as problem:  # noqa: BLE001 - pickling runs foreign code
+            answer = fault(message, problem)
+            if answer is not None:
+                kept.append(answer)
+        else:
+            kept.append(message)
+    return kept
+
+
 class Channel(asyncio.Protocol):
     """One end of a socket pair. A frame is a list of messages; each is handed to `receive` in order."""
 
@@ -91,21 +106,8 @@ class Channel(asyncio.Protocol):
         try:
             parts = encoded(batch)
         except Exception:  # noqa: BLE001 - pickling runs foreign code; the fault handler names the message
-            parts = encoded(self._picklable(batch))
+            parts = encoded(picklable(batch, self._fault))
         self._transport.writelines(parts)
-
-    def _picklable(self, batch: list[Any]) -> list[Any]:
-        kept = []
-        for message in batch:
-            try:
-                pickle.dumps(message, protocol=5)
-            except Exception as problem:  # noqa: BLE001 - as above
-                answer = self._fault(message, problem)
-                if answer is not None:
-                    kept.append(answer)
-            else:
-                kept.append(message)
-        return kept
 
     def close(self) -> None:
         """Send what is queued, then close."""

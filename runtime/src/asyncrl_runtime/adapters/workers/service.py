@@ -53,16 +53,18 @@ class Deferred:
             answer(*self._outcome)
 
 
-class _Server:
-    def __init__(self) -> None:
-        self.channel: Channel
-        """Set before the first message."""
+class Server:
+    """Carries messages of calls out on the service that the first of them builds."""
 
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def __init__(self, post: Callable[[tuple], None], closed: Callable[[], None]) -> None:
+        """`post` takes answers; `closed` is called after the last one, when the service has closed."""
+        self._post = post
+        self._closed = closed
         self._service: Any = None
         self._running: dict[int, asyncio.Task[None] | Deferred] = {}
 
     def receive(self, message: tuple) -> None:
+        """Start, or cancel, what a message asks for."""
         call_id, method, args = message
         if call_id == READY:
             self._build(*args)
@@ -73,12 +75,9 @@ class _Server:
         else:
             self._start(call_id, getattr(self._service, method, None), args, method)
 
-    def lost(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(0)
-
     @staticmethod
     def fault(message: tuple, problem: Exception) -> tuple:
+        """What to answer in place of a result that cannot be pickled."""
         call_id = message[0]
         return (call_id, False, packed(TypeError(f"the result cannot be pickled: {problem}")))
 
@@ -87,9 +86,9 @@ class _Server:
         try:
             self._service = factory(*args)
         except Exception as problem:  # noqa: BLE001 - the caller's `start` raises it
-            self.channel.post((READY, False, packed(problem)))
+            self._post((READY, False, packed(problem)))
         else:
-            self.channel.post((READY, True, None))
+            self._post((READY, True, None))
 
     def _start(self, call_id: int, method: Callable | None, args: tuple, name: str = CLOSE) -> None:
         try:
@@ -120,7 +119,7 @@ class _Server:
 
     def _answer(self, call_id: int, good: bool, value: object) -> None:
         self._running.pop(call_id, None)
-        self.channel.post((call_id, good, value))
+        self._post((call_id, good, value))
 
     def _cancel(self, call_id: int) -> None:
         work = self._running.pop(call_id, None)
@@ -136,13 +135,19 @@ class _Server:
         result = close() if close is not None else None
         if inspect.isawaitable(result):
             await result
-        asyncio.get_running_loop().call_soon(self.channel.close)
+        asyncio.get_running_loop().call_soon(self._closed)
 
 
 async def _serve(sock: socket.socket) -> int:
-    server = _Server()
-    server.channel = await Channel.over(sock, receive=server.receive, lost=server.lost, fault=server.fault)
-    return await server.ended
+    ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def lost() -> None:
+        if not ended.done():
+            ended.set_result(0)
+
+    server = Server(lambda message: channel.post(message), lambda: channel.close())
+    channel = await Channel.over(sock, receive=server.receive, lost=lost, fault=server.fault)
+    return await ended
 
 
 def serve(sock: socket.socket) -> int:
