@@ -2,11 +2,11 @@
 
     PYTHONPATH=tests python benchmarks/guard_cost.py [--pairs 5] [--steps 100] [--quick]
 
-Real: the demo's shape with torch processes, without its slow completions. Scripted: the controller alone, on
-a real clock, with engines that sleep as long as small ones take, so that its own work is what differs. Runs with
-a guard off and on alternate (ABAB…), so that both meet the same machine. Of each run the median step counts, the
-first tenth left out; of the pairs the median ratio, beside the smallest and the largest. Each guard alone, then
-all of them; snapshots need token capture, so they are compared with it.
+Real: the demo's shape with torch processes, without its slow completions. Scripted: the controller alone,
+on a real clock, with engines that sleep as long as small ones take, so that its own work is what differs.
+Runs with a guard off and on alternate (ABAB…), so that both meet the same machine. Of each run the median
+step counts, the first tenth left out; of the pairs the median ratio, beside the smallest and the largest.
+Each guard alone, then all of them; snapshots need token capture, so they are compared with it.
 """
 
 import asyncio

@@ -53,7 +53,10 @@ class Jagged:
 
     def rows(self) -> list[np.ndarray]:
         """One view per row."""
-        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+        ends = np.cumsum(self.lengths).tolist()
+        return [
+            self.values[end - length : end] for end, length in zip(ends, self.lengths.tolist(), strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:

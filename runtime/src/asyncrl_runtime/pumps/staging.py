@@ -22,12 +22,13 @@ _FACTS = tuple(field.name for field in fields(Completion) if field.name not in _
 def staging_columns(completion: Completion) -> dict[str, Jagged]:
     """One row: the completion's tokens as canonical rows have them, and its facts."""
     facts = json.dumps({name: getattr(completion, name) for name in _FACTS}).encode()
+    tokens = np.array([len(completion.token_ids)], np.int64)
     return {
-        col.TOKEN_IDS: Jagged.of([completion.token_ids], np.int64),
-        col.TOKEN_MASK: Jagged.of([completion.token_mask], np.int8),
-        col.GENERATION_LOGPROBS: Jagged.of([completion.logprobs], np.float32),
-        col.WEIGHT_VERSIONS: Jagged.of([completion.weight_versions], np.int32),
-        FACTS: Jagged.of([np.frombuffer(facts, np.uint8)], np.uint8),
+        col.TOKEN_IDS: Jagged(np.array(completion.token_ids, np.int64), tokens),
+        col.TOKEN_MASK: Jagged(np.array(completion.token_mask, np.int8), tokens),
+        col.GENERATION_LOGPROBS: Jagged(np.array(completion.logprobs, np.float32), tokens),
+        col.WEIGHT_VERSIONS: Jagged(np.array(completion.weight_versions, np.int32), tokens),
+        FACTS: Jagged(np.frombuffer(facts, np.uint8), np.array([len(facts)], np.int64)),
     }
 
 
