@@ -326,6 +326,28 @@ def test_a_reward_function_that_fails_is_named_with_its_prompt(body, told, tmp_p
     assert "Traceback" not in result.stderr
 
 
+def test_diagnostics_and_validation_samples_are_written_down(tmp_path):
+    job = small_job(
+        tmp_path,
+        asyncRL={"diagnostics": True},
+        data={"validation": {"generated": {"task": "copy", "numDigits": 2, "numPrompts": 6}}},
+        validation={"periodSteps": 2},
+        logging={"numValSamplesToPrint": 2},
+    )
+    assert asyncrl("run", job, "--output", tmp_path / "run", "--quiet").exit_code == 0
+
+    events = rows(tmp_path / "run" / "events.jsonl")
+    rollouts = [event for event in events if event["kind"] == "rollout"]
+    assert len(rollouts) == summary(tmp_path / "run")["prompts"]["committed"]
+    assert all(len(event["completions"]) == 4 for event in rollouts)
+    assert {"tokens", "reward", "weight_versions", "generation_seconds"} <= set(rollouts[0]["completions"][0])
+    samples = [event for event in events if event["kind"] == "validation_sample"]
+    passes = [event for event in events if event["kind"] == "validated"]
+    assert len(samples) == 2 * len(passes) > 0
+    logged = (tmp_path / "run" / "run.log").read_text()
+    assert logged.count('"event": "validation sample"') == len(samples)
+
+
 def test_a_run_in_which_nothing_moves_ends_and_leaves_the_stacks(tmp_path):
     job = small_job(
         tmp_path,

@@ -17,8 +17,6 @@ SPEC = {
     "dataPlane": {"backend": "inProcess"},
 }
 ASKING = {
-    "asyncRL.diagnostics": {"asyncRL": {"diagnostics": True}},
-    "logging.numValSamplesToPrint": {"logging": {"numValSamplesToPrint": 3}},
     "checkpointing.saveConsolidated": {"checkpointing": {"saveConsolidated": True}},
     "training.offloadOptimizerForLogprob": {
         "training": {"backend": "torch", "gpusPerHost": 0, "offloadOptimizerForLogprob": True}

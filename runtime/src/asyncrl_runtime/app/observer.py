@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from asyncrl_runtime.adapters.sinks.events import EventLog, SampleLog
 from asyncrl_runtime.app.summary import Tally
 from asyncrl_runtime.core.records import GroupMeta, GroupRecord
 from asyncrl_runtime.pumps.step import OpenStep
+
+log = structlog.get_logger("asyncrl.validation")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -24,6 +28,9 @@ class RunObserver:
     elapsed: Callable[[], float]
     """Seconds since the command was given."""
 
+    diagnostics: bool = False
+    """Write every rollout down in detail."""
+
     _records: dict[str, GroupRecord] = field(default_factory=dict, init=False)
 
     def event(self, kind: str, **facts: object) -> None:
@@ -35,7 +42,11 @@ class RunObserver:
             self.tally.generated_tokens += meta.generated_tokens
             if self.sample_every:
                 self._records[meta.group_id] = record
+            if self.diagnostics:
+                self.events.write("rollout", _rollout_facts(meta, record))
             return
+        if kind == "validation_sample":
+            log.info("validation sample", **facts)
         if kind == "group_evicted":
             self._records.pop(str(facts["group"]), None)
         self.events.write(kind, facts)
@@ -82,3 +93,30 @@ def _sample_rows(group: GroupMeta, record: GroupRecord | None, step: OpenStep) -
         }
         for done in record.completions
     ]
+
+
+def _rollout_facts(meta: GroupMeta, record: GroupRecord) -> dict[str, object]:
+    """A committed group, completion by completion."""
+    return {
+        "group": meta.group_id,
+        "attempt": meta.attempt,
+        "prompt": record.prompt.label,
+        "target_step": meta.target_step,
+        "start_weight": meta.start_weight,
+        "end_weight": meta.end_weight,
+        "straddled": meta.straddled,
+        "completions": [
+            {
+                "tokens": done.generated_tokens,
+                "prompt_tokens": done.prompt_tokens,
+                "turns": done.turns,
+                "reward": done.reward,
+                "truncated": done.truncated,
+                "flagged": done.flagged,
+                "weight_versions": sorted({version for version in done.weight_versions if version >= 0}),
+                "generation_seconds": round(done.generation_seconds, 4),
+                "environment_seconds": round(done.environment_seconds, 4),
+            }
+            for done in record.completions
+        ],
+    }

@@ -111,6 +111,7 @@ class JobRun:
             sample_max_bytes=quantity_bytes(self.job.spec.logging.sample_max_size),
             tally=self.tally,
             elapsed=self.elapsed,
+            diagnostics=self.job.spec.async_rl.diagnostics,
         )
         try:
             return await self._observed(observer)

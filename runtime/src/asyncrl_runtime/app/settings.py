@@ -108,6 +108,7 @@ def validation_settings(spec: JobSpec) -> ValidationSettings:
         stop_at_metric=validation.stop_at_metric,
         stop_at_threshold=validation.stop_at_threshold,
         higher_is_better=spec.checkpointing.higher_is_better,
+        samples_to_log=spec.logging.num_val_samples_to_print,
     )
 
 

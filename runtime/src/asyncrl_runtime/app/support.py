@@ -45,8 +45,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "use grpo, gdpo or reinforce_plus_plus",
     ),
     Unbuilt("onPolicyDistillation", lambda s: s.on_policy_distillation is not None, "remove it"),
-    Unbuilt("asyncRL.diagnostics", lambda s: s.async_rl.diagnostics, "set it to false"),
-    Unbuilt("logging.numValSamplesToPrint", lambda s: s.logging.num_val_samples_to_print > 0, "set it to 0"),
     Unbuilt("checkpointing.saveConsolidated", lambda s: s.checkpointing.save_consolidated, "set it to false"),
     Unbuilt(
         "asyncRL.generationRouter.enabled",

@@ -34,6 +34,8 @@ class ValidationSettings:
     stop_at_metric: str | None
     stop_at_threshold: float | None
     higher_is_better: bool
+    samples_to_log: int = 0
+    """Prompts whose first completion is told after each pass."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,6 +91,16 @@ class Validator:
             return {}
         self.latest = validation_metrics(records)
         self.observer.event("validated", step=step, **self.latest)
+        for record in records[: self.settings.samples_to_log]:
+            done = record.completions[0]
+            self.observer.event(
+                "validation_sample",
+                step=step,
+                prompt=record.prompt.text,
+                answer=record.prompt.answer,
+                completion=done.text,
+                reward=done.reward,
+            )
         return {**self.latest, "seconds": asyncio.get_running_loop().time() - began}
 
     def reached(self) -> bool:
