@@ -21,6 +21,7 @@ class Arithmetic:
             raise ValueError("offset must not be negative")
         self.offset = offset
         self.running = 0
+        self.notes = []
 
     def add(self, value):
         return self.offset + value
@@ -40,6 +41,12 @@ class Arithmetic:
             await asyncio.sleep(seconds)
         finally:
             self.running -= 1
+
+    def noted(self, array):
+        self.notes.append(len(array))
+
+    def note(self):
+        return self.notes
 
     def block(self, seconds):
         time.sleep(seconds)

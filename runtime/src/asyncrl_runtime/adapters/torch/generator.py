@@ -25,7 +25,10 @@ class TorchGenerator:
         request_bound: Bound = Bound(),  # noqa: B008
         probe_bound: Bound = Bound(),  # noqa: B008
     ) -> None:
-        """Runs on `host`, by default a fork of this machine. Bounds hold for the start, for each request or cache invalidation, and for each probe."""
+        """Runs on `host`, by default a fork of this machine.
+
+        Bounds hold for the start, for each request or cache invalidation, and for each probe.
+        """
         self.index = index
         self.name = f"generation shard {index}"
         self._settings = settings

@@ -42,6 +42,10 @@ class Caller(ABC):
         """End the process at once, also a frozen one; pending calls fail as soon as it is gone."""
 
     @abstractmethod
+    def _has_closed(self, closing: asyncio.Future[Any]) -> None:
+        """The service has closed, or failed to; a process that does not end by itself is ended here."""
+
+    @abstractmethod
     def _post(self, message: tuple) -> None:
         """Send a message at the end of this loop tick."""
 
@@ -94,9 +98,6 @@ class Caller(ABC):
             finally:
                 closing.cancel()
                 await asyncio.gather(closing, return_exceptions=True)
-
-    def _has_closed(self, closing: asyncio.Future[Any]) -> None:
-        """The service has closed, or failed to; a process that does not end by itself is ended here."""
 
     def _open(self, factory: Any, args: tuple) -> asyncio.Future[Any]:
         """Have the service built; done when it is."""

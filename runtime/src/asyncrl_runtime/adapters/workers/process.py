@@ -86,6 +86,9 @@ class WorkerProcess(Caller):
     def _post(self, message: tuple) -> None:
         self._channel.post(message)
 
+    def _has_closed(self, closing: asyncio.Future[Any]) -> None:
+        """The process ends by itself."""
+
     def _lost(self) -> None:
         if not self._abandoned:
             self._lost_task = self._loop.create_task(self._settle())

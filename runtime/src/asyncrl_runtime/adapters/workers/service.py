@@ -145,7 +145,13 @@ async def _serve(sock: socket.socket) -> int:
         if not ended.done():
             ended.set_result(0)
 
-    server = Server(lambda message: channel.post(message), lambda: channel.close())
+    def post(message: tuple) -> None:
+        channel.post(message)
+
+    def close() -> None:
+        channel.close()
+
+    server = Server(post, close)
     channel = await Channel.over(sock, receive=server.receive, lost=lost, fault=server.fault)
     return await ended
 
