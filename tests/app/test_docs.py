@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from support.cli import asyncrl, shared_torch_server, small_job, summary
 
+from asyncrl_api.paths import find
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -59,3 +61,31 @@ def test_commands_of_the_readme_exist(page):
     assert commands >= {"run", "status", "report", "validate", "init"}
     for command in commands:
         assert asyncrl(command, "--help").exit_code == 0
+
+
+FAILURES = (ROOT / "docs" / "failures.md").read_text()
+BELOW_ASYNC_RL = ("rolloutFailure", "generationFleetHealth", "refit", "stallWatchdog")
+
+
+def test_the_settings_of_the_page_on_failures_exist_with_the_defaults_that_it_names():
+    named = re.findall(r"`([a-z]\w*(?:\.\w+)+)`(?: \(([^):;]+)[):;])?", FAILURES)
+    fields = {(path, default) for path, default in named if not path.endswith((".jsonl", ".json", ".log"))}
+
+    assert len(fields) > 30
+    for path, default in fields:
+        full = f"asyncRL.{path}" if path.split(".")[0] in BELOW_ASYNC_RL else path
+        found = find(full)
+        assert found is not None, path
+        if default:
+            value = found.field.default
+            assert default == ("unset" if value is None else f"{value}".removesuffix(".0")), path
+
+
+def test_the_events_of_the_page_on_failures_are_told():
+    source = "".join(path.read_text() for path in (ROOT / "runtime" / "src").rglob("*.py"))
+    seen = " ".join(line.split("|")[4] for line in FAILURES.splitlines() if line.count("|") == 5)
+    kinds = set(re.findall(r"`([a-z]+_[a-z_]+|stalled|resumed|refit)`", seen))
+
+    assert len(kinds) > 10
+    for kind in kinds - {"left_over"}:
+        assert re.search(rf"""(event|_tell)\(\s*"{kind}\"""", source), kind
