@@ -77,6 +77,8 @@ def test_a_trace_is_drawn_from_its_file(tmp_path):
         ("pareto:min=1,alpha=1", ["alpha is 1 and must be above 1"]),
         ("constant:", ["'seconds=' is not of the form key=value"]),
         ("-3", ["seconds is -3 and must be at least 0"]),
+        ("1e308", ["seconds is 1e308 and must be at most 1e+12"]),
+        ("lognormal:median=1e13,sigma=1", ["median is 1e13 and must be at most 1e+12"]),
         ("nan", ["no word"]),
         ("trace:", ["names no file"]),
         ("trace:/does/not/exist", ["cannot be read"]),

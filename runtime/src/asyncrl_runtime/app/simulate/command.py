@@ -70,7 +70,8 @@ def simulate_command(request: Request) -> int:
     except (RunError, OSError) as error:
         if request.verbose:
             traceback.print_exception(error, file=sys.stderr)
-        sys.stderr.write(f"error: {error}\n")
+        out = "; choose another folder with --output" if isinstance(error, OSError) else ""
+        sys.stderr.write(f"error: {error}{out}\n")
         return FAILED
     if request.as_json:
         sys.stdout.write(json.dumps([result.to_json() for result in results], indent=2) + "\n")

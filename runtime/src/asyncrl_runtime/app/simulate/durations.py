@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asyncrl_runtime.app.simulate.words import OptionInvalid, Phrase, as_number, read_phrase
+from asyncrl_runtime.app.simulate.words import LARGEST, OptionInvalid, Phrase, as_number, read_phrase
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -115,8 +115,9 @@ def _trace(option: str, text: str, name: str) -> Draw:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         value = as_number(line)
-        if value is None or value < 0:
-            problem = f"{name}:{number} is {line.strip()!r}; each line is one number of seconds, 0 or more"
+        if value is None or not 0 <= value <= LARGEST:
+            bounds = f"each line is one number of seconds, from 0 to {LARGEST:g}"
+            problem = f"{name}:{number} is {line.strip()!r}; {bounds}"
             raise OptionInvalid(option, text, problem)
         seconds.append(value)
     if not seconds:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+LARGEST = 1e12
+"""Of any number: sums of larger ones lose their seconds."""
+
 
 @dataclass(eq=False)
 class OptionInvalid(Exception):
@@ -45,6 +48,8 @@ class Phrase:
         if not least <= value <= most:
             bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             raise self.invalid(f"{key} is {text} and must be {bounds}")
+        if value > LARGEST:
+            raise self.invalid(f"{key} is {text} and must be at most {LARGEST:g}")
         return value
 
     def has(self, *keys: str) -> bool:
