@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import JobSpec
 from asyncrl_runtime.adapters.advantages import ColumnAdvantages
+from asyncrl_runtime.adapters.ray.cluster import GENERATION, TRAINING, Cluster, Role
 from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
-from asyncrl_runtime.adapters.torch.entry import Bound
+from asyncrl_runtime.adapters.torch.entry import Bound, torch_server
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
 from asyncrl_runtime.adapters.torch.settings import (
     Device,
@@ -22,6 +24,7 @@ from asyncrl_runtime.adapters.torch.settings import (
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
 from asyncrl_runtime.adapters.torch.shared_memory_sync import SharedMemorySync
 from asyncrl_runtime.adapters.torch.trainer import TorchTrainer
+from asyncrl_runtime.adapters.workers import ForkHosts, Hosts
 from asyncrl_runtime.algorithms.from_spec import loss_settings, stage_settings
 from asyncrl_runtime.ports.advantage import AdvantageStage
 from asyncrl_runtime.ports.data_plane import DataPlane
@@ -81,7 +84,26 @@ def _decoder(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
     return tokenizer.decode
 
 
-def generators(spec: JobSpec, tokenizer: Tokenizer) -> list[Generator]:
+def host_for(spec: JobSpec) -> Hosts:
+    """Forks of this process where the data plane is in it, and else the actors of a Ray cluster."""
+    return ForkHosts(torch_server) if spec.data_plane.backend == "inProcess" else ray_cluster(spec)
+
+
+def ray_cluster(spec: JobSpec) -> Cluster:
+    """The cluster that RAY_ADDRESS names, or one that is started on this machine."""
+    generation, training = spec.generation, spec.training
+    shards = Role(generation.shards, gpus=generation.gpus_per_shard, size_setting="spec.generation.shards")
+    ranks = Role(training.hosts, gpus=training.gpus_per_host, size_setting="spec.training.hosts")
+    return Cluster(
+        {TRAINING: ranks} if generation.colocated else {GENERATION: shards, TRAINING: ranks},
+        address=os.environ.get("RAY_ADDRESS") or None,
+        num_cpus=(os.cpu_count() or 1) + spec.data_plane.num_storage_units + 1,
+        start_seconds=spec.lifecycle.startup_deadline_seconds,
+        setting=STARTUP,
+    )
+
+
+def generators(spec: JobSpec, tokenizer: Tokenizer, hosts: Hosts) -> list[Generator]:
     """One torch engine per shard, each in a process of its own."""
     generation = spec.generation
     settings = EngineSettings(
@@ -98,7 +120,14 @@ def generators(spec: JobSpec, tokenizer: Tokenizer) -> list[Generator]:
     )
     request = Bound(spec.lifecycle.stall_deadline_seconds, STALL)
     return [
-        TorchGenerator(index, settings, start_bound=start, request_bound=request, probe_bound=probe)
+        TorchGenerator(
+            index,
+            settings,
+            host=hosts.shard(index),
+            start_bound=start,
+            request_bound=request,
+            probe_bound=probe,
+        )
         for index in range(generation.shards)
     ]
 
@@ -136,11 +165,14 @@ def trainer_settings(spec: JobSpec, tokenizer: Tokenizer, *, total_updates: int)
     )
 
 
-def trainer(spec: JobSpec, plane: DataPlane, tokenizer: Tokenizer, *, total_updates: int) -> Trainer:
+def trainer(
+    spec: JobSpec, plane: DataPlane, tokenizer: Tokenizer, hosts: Hosts, *, total_updates: int
+) -> Trainer:
     """The torch trainer, in a process of its own."""
     return TorchTrainer(
         trainer_settings(spec, tokenizer, total_updates=total_updates),
         plane,
+        host=hosts.trainer(),
         start_bound=Bound(spec.lifecycle.startup_deadline_seconds, STARTUP),
         call_bound=Bound(spec.lifecycle.stall_deadline_seconds, STALL),
     )

@@ -11,8 +11,10 @@ from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob, JobSpec
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
+from asyncrl_runtime.adapters.torch.entry import torch_server
+from asyncrl_runtime.adapters.workers import ForkHosts, Hosts
 from asyncrl_runtime.app import wiring
-from asyncrl_runtime.app.backends import advantage_stage, generators, trainer, weight_sync
+from asyncrl_runtime.app.backends import advantage_stage, generators, host_for, trainer, weight_sync
 from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.core.drops import FailureBudgets, StepAccounts
 from asyncrl_runtime.core.ledger import PromptLedger
@@ -86,6 +88,7 @@ class Parts:
     sync: WeightSync
     advantages: AdvantageStage
     max_steps: int
+    hosts: Hosts = field(default_factory=lambda: ForkHosts(torch_server))
     ledger: PromptLedger = field(default_factory=PromptLedger)
     accounts: StepAccounts = field(default_factory=StepAccounts)
     budgets: FailureBudgets = field(init=False)
@@ -174,6 +177,7 @@ class Parts:
 
     async def start(self) -> None:
         """Bring trainer, shards and the workers of the advantage stage up, side by side."""
+        await self.hosts.start()
         starting = (shard.start() for shard in self.shards)
         await asyncio.gather(self.trainer.start(), self.advantages.start(), *starting)
         await self.sync.init_communicator()
@@ -188,7 +192,9 @@ class Parts:
             *(shard.close() for shard in self.shards),
             self.plane.close(),
         )
-        for result in await asyncio.gather(*closing, return_exceptions=True):
+        results = await asyncio.gather(*closing, return_exceptions=True)
+        results += await asyncio.gather(self.hosts.close(), return_exceptions=True)
+        for result in results:
             if isinstance(result, Exception):
                 self.outside.observer.event("close_failed", reason=str(result))
 
@@ -210,8 +216,9 @@ def connect(job: AsyncRLJob, outside: Outside) -> Parts:
     plane = InProcessPlane(spec.data_plane.storage_capacity)
     buffer = ReplayBuffer(facts.buffer_size)
     max_steps = clamped_steps(spec, len(outside.source))
-    learner = trainer(spec, plane, outside.tokenizer, total_updates=max_steps * facts.num_policy_updates)
-    shards = generators(spec, outside.tokenizer)
+    hosts, total_updates = host_for(spec), max_steps * facts.num_policy_updates
+    learner = trainer(spec, plane, outside.tokenizer, hosts, total_updates=total_updates)
+    shards = generators(spec, outside.tokenizer, hosts)
     return Parts(
         spec=spec,
         outside=outside,
@@ -223,6 +230,7 @@ def connect(job: AsyncRLJob, outside: Outside) -> Parts:
         sync=weight_sync(spec, learner, shards),
         advantages=advantage_stage(spec),
         max_steps=max_steps,
+        hosts=hosts,
     )
 
 
