@@ -244,6 +244,17 @@ async def test_engine_and_trainer_agree_on_logprobs_after_an_update_between_two_
     await fresh.close()
 
 
+@pytest.mark.parametrize("blocked", ["weights/model.safetensors", "optimizer/state.safetensors", "weights"])
+async def test_weights_that_cannot_be_written_are_an_error_of_the_disk(blocked, trainer, tmp_path):
+    if blocked == "weights":
+        (tmp_path / blocked).write_text("")
+    else:
+        (tmp_path / blocked).mkdir(parents=True)
+
+    with pytest.raises(OSError, match=r"os error 21|File exists"):
+        await trainer.save(tmp_path, optimizer=True)
+
+
 async def trainer_logprobs(trainer, plane, results, prompt=(1, 2, 3)):
     rows = [[*prompt, *result.token_ids] for result in results]
     columns = {

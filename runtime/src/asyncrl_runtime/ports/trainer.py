@@ -66,7 +66,10 @@ class Trainer(Protocol):
         ...
 
     async def save(self, directory: Path, *, optimizer: bool) -> None:
-        """Write weights/, tokenizer/ and, if asked, optimizer/ below directory; return when on disk."""
+        """Write weights/, tokenizer/ and, if asked, optimizer/ below directory; return when on disk.
+
+        Raises OSError when they cannot be written.
+        """
         ...
 
     async def load(self, directory: Path, *, optimizer: bool) -> bool:

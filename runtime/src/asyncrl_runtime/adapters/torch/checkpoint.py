@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,16 +25,21 @@ _RNG = "rng_state"
 
 
 def save_weights(model: Model, directory: Path) -> None:
-    """Write `directory` as a Hugging Face folder; returns when it is on disk."""
-    directory.mkdir(parents=True, exist_ok=True)
-    model.save(directory)
-    _to_disk(directory)
+    """Write `directory` as a Hugging Face folder; returns when it is on disk. Raises OSError."""
+    with _disk_errors():
+        directory.mkdir(parents=True, exist_ok=True)
+        model.save(directory)
+        _to_disk(directory)
 
 
 def save_optimizer(trainer: PolicyTrainer, directory: Path) -> None:
-    """Write moments, scheduler tick, loss scale and random state; returns when they are on disk."""
+    """Write moments, scheduler tick, loss scale and random state; returns when they are on disk.
+
+    Raises OSError.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    save_file({**trainer.optimizer.state(), _RNG: torch.get_rng_state()}, directory / _TENSORS)
+    with _disk_errors():
+        save_file({**trainer.optimizer.state(), _RNG: torch.get_rng_state()}, directory / _TENSORS)
     facts = {
         "schema": _SCHEMA,
         "tick": trainer.optimizer.tick,
@@ -40,6 +48,15 @@ def save_optimizer(trainer: PolicyTrainer, directory: Path) -> None:
     }
     (directory / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
     _to_disk(directory)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """What safetensors cannot write is an error of the disk."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def load_weights(model: Model, directory: Path) -> None:

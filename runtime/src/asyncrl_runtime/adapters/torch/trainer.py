@@ -96,8 +96,13 @@ class TorchTrainer:
         await self._call("abort")
 
     async def save(self, directory: Path, *, optimizer: bool) -> None:
-        """Write weights/, tokenizer/ and, if asked, optimizer/."""
-        await self._call("save", str(directory), optimizer)
+        """Write weights/, tokenizer/ and, if asked, optimizer/. Raises OSError."""
+        try:
+            await self._call("save", str(directory), optimizer)
+        except TrainerFailure as failure:
+            if isinstance(failure.__cause__, OSError):
+                raise failure.__cause__ from failure
+            raise
         if self._tokenizer is not None:
             await asyncio.to_thread(self._tokenizer.save, str(directory / "tokenizer"))
 
