@@ -42,6 +42,9 @@ class Arithmetic:
         finally:
             self.running -= 1
 
+    def writeable(self, array):
+        return array.flags.writeable
+
     def noted(self, array):
         self.notes.append(len(array))
 

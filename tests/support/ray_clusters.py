@@ -1,11 +1,12 @@
 """A Ray cluster for the tests of a module, and what one leaves behind."""
 
 import asyncio
-from contextlib import contextmanager
+import ipaddress
+import os
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asyncrl_runtime.adapters.ray.cluster import GENERATION, TRAINING, Cluster, Role
-from asyncrl_runtime.adapters.ray.sessions import processes_of, sessions_folder
 
 
 @contextmanager
@@ -24,11 +25,31 @@ def local_cluster(*, shards=2, start_seconds=120.0):
         asyncio.run(cluster.close())
 
 
-def ray_processes():
-    """Of every cluster that this product started."""
-    return set(processes_of(sessions_folder()))
+def listening_addresses(pids):
+    """Addresses on which processes take TCP connections."""
+    inodes = {
+        link.removeprefix("socket:[").removesuffix("]")
+        for pid in pids
+        for link in _links(Path("/proc") / str(pid) / "fd")
+        if link.startswith("socket:[")
+    }
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(_address(fields[1].partition(":")[0]))
+    return found
 
 
-def shared_memory():
-    """Files that a cluster, or a weight sync, could have left."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
+def _links(folder):
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            yield os.readlink(folder / name)
+
+
+def _address(words):
+    """From the kernel's words of four bytes, lowest first; IPv4 in IPv6 as IPv4."""
+    raw = b"".join(bytes.fromhex(words[k : k + 8])[::-1] for k in range(0, len(words), 8))
+    address = ipaddress.ip_address(raw)
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl_runtime.adapters.ray.connection import Connection
+from asyncrl_runtime.adapters.ray.connection import TOKEN, Connection
 from asyncrl_runtime.adapters.ray.errors import BundlesMissing
+from asyncrl_runtime.adapters.ray.sessions import Session
 from asyncrl_runtime.adapters.ray.worker import RayWorker
 from asyncrl_runtime.adapters.workers.host import Host, Worker
 
@@ -66,6 +67,16 @@ class Cluster:
         await self._call(self._reserve)
         for name in self._groups:
             await self._until_placed(name, end)
+
+    @property
+    def session(self) -> Session | None:
+        """Folder of a cluster that was started here."""
+        return self._connection.session if self._connection is not None else None
+
+    @property
+    def token(self) -> str:
+        """Whoever connects to a cluster that was started here must know it."""
+        return TOKEN
 
     def shard(self, index: int) -> Host:
         """In bundle `index` of the role `generation`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -27,7 +28,7 @@ _CLOSE_SECONDS = 30.0
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-_token = secrets.token_hex(32)
+TOKEN = secrets.token_hex(32)
 """Of every cluster that this process starts."""
 
 _reads_token = False
@@ -182,7 +183,7 @@ def _connect(options: Mapping[str, Any], *, keep_to_loopback: bool = False) -> N
         ray_constants.ENABLE_RAY_CLUSTER = False
     # Ray prints every death of an actor; whoever called it tells that already.
     worker.print_to_stdstream = lambda data, ignore_prefix: None
-    ray.init(**options, log_to_driver=False, logging_level="error")
+    ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def _shutdown() -> None:
@@ -195,7 +196,7 @@ def _environment() -> dict[str, str]:
     """What the cluster's processes inherit. The flag named after other systems keeps Ray to the loopback."""
     return {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": _token,
+        "RAY_AUTH_TOKEN": TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -30,8 +30,9 @@ class RayWorker(Caller):
         import ray
 
         super().__init__(name)
+        remote: Any = ray.remote
         settled = {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": _MAX_CALLS, "num_cpus": 0}
-        self._actor = ray.remote(**{**settled, **options})(ServiceActor).remote(sys.path)
+        self._actor = remote(**settled, **options)(ServiceActor).remote(sys.path)
         self._outbox: list[tuple] = []
         self._num_frames = 0
         self._detail = ""
