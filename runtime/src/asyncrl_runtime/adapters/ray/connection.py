@@ -26,6 +26,7 @@ _OBJECT_STORE_BYTES = 256 << 20
 _MIN_OBJECT_STORE_BYTES = 80 << 20
 _CLOSE_SECONDS = 30.0
 
+_SYSTEM = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 TOKEN = secrets.token_hex(32)
@@ -114,7 +115,7 @@ class Connection:
             "object_store_memory": _object_store_bytes(),
             "_node_ip_address": _LOOPBACK,
             "_temp_dir": str(session.folder),
-            "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+            "_system_config": _SYSTEM,
         }
         await connection._init(options, where, start_seconds, setting)
         return connection
