@@ -270,6 +270,26 @@ def init(
     raise typer.Exit(init_command(task, output))
 
 
+@app.command(name="import", epilog="Example: asyncrl import grpo.yaml --output job.yaml")
+def import_(
+    config: Annotated[Path, typer.Argument(metavar="NEMO.yaml", help="The reference's YAML.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: the terminal.")
+    ] = None,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Exit with 0 even if settings that change the run were lost.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the job. Default: that of the file.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Make a manifest of the reference's YAML, and list what could not be carried over."""
+    from asyncrl_runtime.app.nemo.command import import_command
+
+    raise typer.Exit(import_command(config, output, lossy=lossy, name=name, verbose=verbose))
+
+
 @app.command(epilog="Example: asyncrl explain spec.asyncRL.sampler")
 def explain(path: Annotated[str, typer.Argument(help="A field, e.g. spec.asyncRL.sampler.")] = "") -> None:
     """Show the documentation of a field."""

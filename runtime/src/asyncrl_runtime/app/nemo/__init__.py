@@ -1,0 +1,1 @@
+"""Imports the reference's YAML as an AsyncRLJob manifest (CLI-7)."""
