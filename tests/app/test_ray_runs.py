@@ -178,3 +178,18 @@ def _runs(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_run_whose_cluster_dies_ends_in_order_and_resumably(job, folder):
+    out = folder / "lost"
+    with ray_run(job, out) as (process, session):
+        (gcs,) = (below.pid for below in descendants(process.pid) if below.name == "gcs_server")
+        os.kill(gcs, signal.SIGKILL)
+        assert process.wait(90) == 3
+        told = process.stderr.read()
+
+    assert "the Ray cluster did not answer within 20 s" in told
+    assert "run the job again, it goes on from its newest checkpoint" in told
+    assert summary(out)["status"] == "failed"
+    assert not session.exists()
+    assert processes_of(session) == []

@@ -8,13 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl_runtime.adapters.ray.connection import TOKEN, Connection
+from asyncrl_runtime.adapters.ray.connection import TOKEN, Connection, RayThread
 from asyncrl_runtime.adapters.ray.errors import BundlesMissing
 from asyncrl_runtime.adapters.ray.sessions import Session
 from asyncrl_runtime.adapters.ray.worker import RayWorker
 from asyncrl_runtime.adapters.workers.host import Host, Worker
 
 GENERATION, TRAINING = "generation", "training"
+
+_WATCH_SECONDS, _SILENT_SECONDS = 5.0, 20.0
+"""How often a cluster is asked whether it lives, and how long it may take to answer.
+
+Ray itself ends this process without a word once its cluster has been silent for a minute.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class Cluster:
     _connection: Connection | None = field(default=None, init=False)
     _groups: dict[str, Any] = field(default_factory=dict, init=False)
     _workers: list[RayWorker] = field(default_factory=list, init=False)
+    _lost: bool = field(default=False, init=False)
+    _watching: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def start(self) -> None:
         """Connect, and wait for a place for every worker.
@@ -67,6 +75,7 @@ class Cluster:
         await self._call(self._reserve)
         for name in self._groups:
             await self._until_placed(name, end)
+        self._watching = asyncio.create_task(self._watch(), name="the Ray cluster's life")
 
     @property
     def session(self) -> Session | None:
@@ -90,12 +99,18 @@ class Cluster:
         """End every worker, give the places back, disconnect. Idempotent."""
         if self._connection is None:
             return
+        if self._watching is not None:
+            self._watching.cancel()
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.kill()
         try:
             await asyncio.gather(*(worker.ended.wait() for worker in workers))
-            await self._call(self._give_back)
+            if not self._lost:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    await self._call(self._give_back)
+        except TimeoutError:
+            self._lost = True
         finally:
             connection, self._connection = self._connection, None
             await connection.close()
@@ -129,6 +144,24 @@ class Cluster:
         for name, role in self.roles.items():
             if role.count:
                 self._groups[name] = placement_group([role.bundle(name)] * role.count, strategy="PACK")
+
+    async def _watch(self) -> None:
+        """Give every worker up when the cluster is silent: their callers then end the run in order."""
+        import ray
+        from ray.exceptions import RayError
+
+        thread = RayThread()
+        try:
+            while True:
+                async with asyncio.timeout(_SILENT_SECONDS):
+                    await thread.call(ray.nodes)
+                await asyncio.sleep(_WATCH_SECONDS)
+        except (TimeoutError, RayError):
+            self._lost = True
+            for worker in self._workers:
+                worker.give_up(f"the Ray cluster did not answer within {_SILENT_SECONDS:g} s")
+        finally:
+            thread.end()
 
     async def _until_placed(self, name: str, end: float) -> None:
         """Ask in turns of a second, so that a run that is cancelled meanwhile ends."""

@@ -79,6 +79,12 @@ class RayWorker(Caller):
         if self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_KILL_SECONDS, self._settle)
 
+    def give_up(self, reason: str) -> None:
+        """Take it for ended: its cluster is gone."""
+        if not self.ended.is_set():
+            self._detail = reason
+            self._settle()
+
     def _has_closed(self, closing: asyncio.Future[Any]) -> None:
         if not closing.cancelled() and closing.exception() is None:
             self.exit_code, self._detail = 0, "it was closed"
