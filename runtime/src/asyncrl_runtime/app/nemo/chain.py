@@ -52,9 +52,7 @@ def read_reference(path: Path, environment: Mapping[str, str] = os.environ) -> R
         reference.value.pop(DEFAULTS, None)
         resolved, problems = resolve_all(reference.value, environment)
     except RecursionError as error:
-        raise ReferenceInvalid(
-            (f"{path}: its blocks or its chain of defaults are nested too deeply",)
-        ) from error
+        raise ReferenceInvalid((f"{path}: its blocks or its defaults are nested too deeply",)) from error
     if problems:
         lines = (f"{reference.where(at)}: {at}: {text}" for at, text in problems)
         raise ReferenceInvalid(tuple(lines))

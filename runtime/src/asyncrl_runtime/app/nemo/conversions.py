@@ -21,7 +21,7 @@ PARALLEL_SIZES = {
     "context_parallel_size": "context",
     "expert_model_parallel_size": "expert",
 }
-GIBIBYTE_POWERS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
+BINARY_POWERS = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
 
 def copy(job: Import, path: str, value: Any, targets: Targets) -> None:
@@ -163,8 +163,8 @@ def _as_quantity(job: Import, path: str, value: Any, unit: int, targets: Targets
 
 def quantity(size: int) -> str:
     """Bytes as a manifest writes them: 4294967296 is `4Gi`."""
-    for power, suffix in GIBIBYTE_POWERS:
-        if size % power == 0 and size < 1024 * power:
+    for power, suffix in BINARY_POWERS:
+        if size % power == 0:
             return f"{size // power}{suffix}"
     return str(size)
 

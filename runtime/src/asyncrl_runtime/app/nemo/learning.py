@@ -28,6 +28,7 @@ ADAMW = ("adamw", "adam", "fusedadam")
 SAME_RESULT = ("foreach", "fused", "capturable")
 """Arguments of the optimizer that choose an implementation."""
 
+SCHEDULE_NUMBERS = ("start_factor", "end_factor", "total_iters", "factor", "T_max", "eta_min")
 OFF_WARMUP = 0.01
 """A warm-up that starts above this share of the rate is not taken for one from 0."""
 
@@ -69,7 +70,10 @@ def optimizer(job: Import, path: str, value: Any, targets: Targets) -> None:
     for key in value.keys() - {"name", "kwargs"}:
         job.lose(f"{path}.{key}", "is not known: an optimizer has a name and kwargs")
     arguments = value.get("kwargs") or {}
-    for key, setting in arguments.items() if isinstance(arguments, dict) else ():
+    if not isinstance(arguments, dict):
+        job.fail(f"{path}.kwargs", f"is {arguments!r}, not a block of arguments")
+        return
+    for key, setting in arguments.items():
         _optimizer_argument(job, f"{path}.kwargs.{key}", setting, block)
 
 
@@ -92,8 +96,8 @@ def scheduler(job: Import, path: str, value: Any, targets: Targets) -> None:
     """Constant, linear or cosine, after a linear warm-up; anything else is an error."""
     block = targets[0].removesuffix(".*")
     parts = value if isinstance(value, list) else [value]
-    if not all(isinstance(part, dict) for part in parts):
-        job.fail(path, f"is {value!r}, not a schedule or a list of them")
+    if not all(map(_is_phase, parts)):
+        job.fail(path, f"is {value!r}, not a schedule or a list of them with numbers as arguments")
         return
     phases = [(_shape(part), part.get("kwargs") or {}) for part in parts if "milestones" not in part]
     milestones = [step for part in parts for step in part.get("milestones") or ()]
@@ -108,6 +112,17 @@ def scheduler(job: Import, path: str, value: Any, targets: Targets) -> None:
         job.put(f"{block}.warmupSteps", warmup, path)
     for shape, arguments in phases:
         _after_warmup(job, path, shape, arguments, warmup, block)
+
+
+def _is_phase(part: Any) -> bool:
+    """A schedule with numbers as its arguments, or the steps at which the next one begins."""
+    if not isinstance(part, dict):
+        return False
+    arguments, milestones = part.get("kwargs") or {}, part.get("milestones") or []
+    if not isinstance(arguments, dict) or not isinstance(milestones, list):
+        return False
+    numbers = [*milestones, *(arguments[key] for key in SCHEDULE_NUMBERS if key in arguments)]
+    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers)
 
 
 def _shape(part: dict[str, Any]) -> str:
@@ -134,7 +149,8 @@ def _warm_up(job: Import, path: str, arguments: dict[str, Any], milestones: list
 def _after_warmup(
     job: Import, path: str, shape: str, arguments: dict[str, Any], warmup: int, block: str
 ) -> None:
-    rate = job.get(f"{path.rpartition('.')[0]}.optimizer.kwargs.lr", 1e-6)
+    asked = job.get(f"{path.rpartition('.')[0]}.optimizer.kwargs.lr")
+    rate = asked if isinstance(asked, int | float) else 1e-6
     if shape == "ConstantLR" and arguments.get("factor", 1 / 3) == 1:
         found: dict[str, Any] = {"name": "constant"}
     elif shape == "LinearLR" and arguments.get("start_factor", 1 / 3) == 1:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncrl_api.paths import find
-from asyncrl_api.schema import unwrap
+from asyncrl_api.paths import Place, find
+from asyncrl_api.schema import is_nullable, unwrap
 from asyncrl_runtime.app.nemo.chain import Reference
 from asyncrl_runtime.app.nemo.interpolation import typed
 
@@ -62,8 +62,14 @@ class Import:
         return None
 
     def put(self, target: str, value: Any, source: str) -> None:
-        """Set a field of ours. That another setting gave it another value is an error."""
-        value = _fitting(target, value)
+        """Set a field of ours, unless to null where that means unset.
+
+        That another setting gave it another value is an error.
+        """
+        place = find(target)
+        if value is None and place is not None and not is_nullable(place.field, place.hint):
+            return
+        value = _fitting(place, value)
         steps = target.split(".")
         node = self.spec
         for step in steps[:-1]:
@@ -109,9 +115,8 @@ class Import:
         self.notes.append(Remark(path, text))
 
 
-def _fitting(target: str, value: Any) -> Any:
+def _fitting(place: Place | None, value: Any) -> Any:
     """A number that a text spells, where the field wants one, and the other way round."""
-    place = find(target)
     wanted = unwrap(place.hint)[0] if place is not None else None
     if isinstance(value, str) and wanted in (int, float, bool):
         return typed(value)
