@@ -118,7 +118,7 @@ def test_what_was_lost_left_or_changed_is_listed_with_place_path_and_reason():
     )
     assert "  grpo.yaml:66:3: policy.megatron_cfg: is not used, since it is not enabled" in parts
     assert any(each.startswith("  spec.checkpointing.volume: the volume that holds") for each in parts)
-    assert parts[-1] == "2 settings that change the run were lost; --lossy accepts that"
+    assert parts[-1] == "2 setting(s) that change the run were lost; --lossy accepts that"
 
 
 def test_lossy_accepts_what_was_lost_and_still_lists_it():

@@ -60,7 +60,7 @@ def report(job: Import, manifest: Manifest, *, lossy: bool) -> str:
         _part("to be filled in by hand", None, gaps),
     ]
     if job.lost and not lossy:
-        parts.append(f"{len(job.lost)} settings that change the run were lost; --lossy accepts that\n")
+        parts.append(f"{len(job.lost)} setting(s) that change the run were lost; --lossy accepts that\n")
     return "".join(parts)
 
 
