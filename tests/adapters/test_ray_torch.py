@@ -1,0 +1,94 @@
+"""Shards, trainer and weight sync of the torch backend in the actors of a real Ray cluster."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, columns_of, meta_of
+from ports.generator_contract import GeneratorContract
+from ports.trainer_contract import TrainerContract
+from ports.weight_sync_contract import WeightSyncContract
+from support.ray_clusters import local_cluster
+
+from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
+from asyncrl_runtime.adapters.torch.entry import Bound
+from asyncrl_runtime.adapters.torch.generator import TorchGenerator
+from asyncrl_runtime.adapters.torch.shared_memory_sync import SharedMemorySync
+from asyncrl_runtime.adapters.torch.trainer import TorchTrainer
+
+LONG = replace(
+    ENGINE,
+    max_sequence_tokens=60_000,
+    max_running_requests=8,
+    model=replace(MODEL, shape=replace(SHAPE, max_positions=60_000)),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with local_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def shards(cluster):
+    shards = [TorchGenerator(n, LONG, host=cluster.shard(n), probe_bound=Bound(5.0, "p")) for n in range(2)]
+    await asyncio.gather(*(shard.start() for shard in shards))
+    yield shards
+    for shard in shards:
+        shard.kill()
+        await shard.close()
+
+
+@pytest.fixture
+async def generator(cluster):
+    shard = TorchGenerator(0, LONG, host=cluster.shard(0), probe_bound=Bound(5.0, "p"))
+    await shard.start()
+    yield shard
+    shard.kill()
+    await shard.close()
+
+
+@pytest.fixture
+async def plane():
+    return InProcessPlane(1000)
+
+
+@pytest.fixture
+async def batch(plane):
+    columns = columns_of(8)
+    meta = meta_of(columns)
+    await plane.put(meta.sample_ids, columns)
+    return meta
+
+
+@pytest.fixture
+async def trainer(cluster, plane):
+    trainer = TorchTrainer(TRAINER, plane, host=cluster.trainer())
+    await trainer.start()
+    yield trainer
+    await trainer.close()
+
+
+@pytest.fixture
+async def sync(trainer, shards):
+    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(5.0, "spec.refit"))
+    yield sync
+    await sync.shutdown()
+
+
+@pytest.fixture
+def break_sync(shards):
+    return shards[1].kill
+
+
+class TestGenerator(GeneratorContract):
+    long_tokens = 50_000
+
+
+class TestTrainer(TrainerContract):
+    pass
+
+
+class TestSync(WeightSyncContract):
+    pass
