@@ -28,7 +28,7 @@ ASKING = {
     "onPolicyDistillation": {"onPolicyDistillation": {"teacherModelByAgentName": {}}},
     "asyncRL.generationRouter.enabled": {"asyncRL": {"generationRouter": {"enabled": True}}},
     "asyncRL.refit.transport": {"asyncRL": {"refit": {"transport": "Gloo"}}},
-    "dataPlane.backend": {"dataPlane": {"backend": "simple"}},
+    "dataPlane.backend": {"dataPlane": {"backend": "mooncake_cpu"}},
     "checkpointing.pretrainedCheckpoint.format": {
         "checkpointing": {"pretrainedCheckpoint": {"path": "/x", "format": "megatron"}}
     },
@@ -83,6 +83,7 @@ def test_the_table_names_fields(entry):
         {"asyncRL": {"inFlightWeightUpdates": False, "drainTimeoutSeconds": 5.0}},
         {"asyncRL": {"refit": {"transport": "SharedMemory"}}},
         {"algorithm": {"grpo": {"useDynamicSampling": True}}},
+        {"dataPlane": {"backend": "simple"}},
         {"asyncRL": {"rolloutFailure": {"onDroppedPrompt": "replace", "maxSkippedPrompts": 1}}},
         {
             "tokenCapture": {"enabled": True},

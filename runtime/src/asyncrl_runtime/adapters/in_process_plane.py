@@ -93,6 +93,9 @@ class InProcessPlane:
     _outstanding: int = field(default=0, init=False)
     _peak: int = field(default=0, init=False)
 
+    async def start(self) -> None:
+        """It is ready."""
+
     async def put(
         self, sample_ids: Sequence[SampleId], columns: Columns, tags: Sequence[Tags] | None = None
     ) -> None:

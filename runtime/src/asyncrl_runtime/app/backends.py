@@ -9,6 +9,7 @@ from typing import cast
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import JobSpec
 from asyncrl_runtime.adapters.advantages import ColumnAdvantages
+from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.ray.cluster import GENERATION, TRAINING, Cluster, Role
 from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
 from asyncrl_runtime.adapters.torch.entry import Bound, torch_server
@@ -24,6 +25,7 @@ from asyncrl_runtime.adapters.torch.settings import (
 from asyncrl_runtime.adapters.torch.shape import DecoderShape
 from asyncrl_runtime.adapters.torch.shared_memory_sync import SharedMemorySync
 from asyncrl_runtime.adapters.torch.trainer import TorchTrainer
+from asyncrl_runtime.adapters.transfer_queue.plane import TransferQueuePlane
 from asyncrl_runtime.adapters.workers import ForkHosts, Hosts
 from asyncrl_runtime.algorithms.from_spec import loss_settings, stage_settings
 from asyncrl_runtime.ports.advantage import AdvantageStage
@@ -98,6 +100,20 @@ def ray_cluster(spec: JobSpec) -> Cluster:
         {TRAINING: ranks} if generation.colocated else {GENERATION: shards, TRAINING: ranks},
         address=os.environ.get("RAY_ADDRESS") or None,
         num_cpus=(os.cpu_count() or 1) + spec.data_plane.num_storage_units + 1,
+        start_seconds=spec.lifecycle.startup_deadline_seconds,
+        setting=STARTUP,
+    )
+
+
+def data_plane(spec: JobSpec, hosts: Hosts) -> DataPlane:
+    """Rows in this process, or in the actors of a TransferQueue."""
+    asked = spec.data_plane
+    if asked.backend == "inProcess":
+        return InProcessPlane(asked.storage_capacity)
+    return TransferQueuePlane(
+        host=hosts.data_plane(),
+        storage_units=asked.num_storage_units,
+        capacity_rows=asked.storage_capacity,
         start_seconds=spec.lifecycle.startup_deadline_seconds,
         setting=STARTUP,
     )

@@ -10,11 +10,17 @@ from pathlib import Path
 from asyncrl_api.derived import Derived
 from asyncrl_api.job import AsyncRLJob, JobSpec
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
-from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.torch.entry import torch_server
 from asyncrl_runtime.adapters.workers import ForkHosts, Hosts
 from asyncrl_runtime.app import wiring
-from asyncrl_runtime.app.backends import advantage_stage, generators, host_for, trainer, weight_sync
+from asyncrl_runtime.app.backends import (
+    advantage_stage,
+    data_plane,
+    generators,
+    host_for,
+    trainer,
+    weight_sync,
+)
 from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.core.drops import FailureBudgets, StepAccounts
 from asyncrl_runtime.core.ledger import PromptLedger
@@ -176,10 +182,10 @@ class Parts:
     # ── life ────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Bring trainer, shards and the workers of the advantage stage up, side by side."""
+        """Bring data plane, trainer, shards and the workers of the advantage stage up, side by side."""
         await self.hosts.start()
         starting = (shard.start() for shard in self.shards)
-        await asyncio.gather(self.trainer.start(), self.advantages.start(), *starting)
+        await asyncio.gather(self.plane.start(), self.trainer.start(), self.advantages.start(), *starting)
         await self.sync.init_communicator()
 
     async def close(self) -> None:
@@ -213,10 +219,11 @@ def clamped_steps(spec: JobSpec, num_prompts: int) -> int:
 def connect(job: AsyncRLJob, outside: Outside) -> Parts:
     """Build every part of a run; nothing is started."""
     spec, facts = job.spec, Derived(job.spec)
-    plane = InProcessPlane(spec.data_plane.storage_capacity)
+    hosts = host_for(spec)
+    plane = data_plane(spec, hosts)
     buffer = ReplayBuffer(facts.buffer_size)
     max_steps = clamped_steps(spec, len(outside.source))
-    hosts, total_updates = host_for(spec), max_steps * facts.num_policy_updates
+    total_updates = max_steps * facts.num_policy_updates
     learner = trainer(spec, plane, outside.tokenizer, hosts, total_updates=total_updates)
     shards = generators(spec, outside.tokenizer, hosts)
     return Parts(

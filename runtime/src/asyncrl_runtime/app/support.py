@@ -56,7 +56,11 @@ UNBUILT: tuple[Unbuilt, ...] = (
         lambda s: s.async_rl.refit.transport not in ("Auto", "SharedMemory"),
         "use Auto",
     ),
-    Unbuilt("dataPlane.backend", lambda s: s.data_plane.backend != "inProcess", "use inProcess"),
+    Unbuilt(
+        "dataPlane.backend",
+        lambda s: s.data_plane.backend not in ("inProcess", "simple"),
+        "use inProcess or simple",
+    ),
     Unbuilt(
         "checkpointing.pretrainedCheckpoint.format",
         lambda s: (

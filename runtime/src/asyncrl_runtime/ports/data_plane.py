@@ -35,6 +35,10 @@ class PlaneUsage:
 class DataPlane(Protocol):
     """Rows by sample id. A row is a set of columns plus primitive tags."""
 
+    async def start(self) -> None:
+        """Be ready for rows. Raises what stands in the way, within a deadline."""
+        ...
+
     async def put(
         self, sample_ids: Sequence[SampleId], columns: Columns, tags: Sequence[Tags] | None = None
     ) -> None:

@@ -178,6 +178,8 @@ class TrainPump:
         """Evict what is over, then select; slots and claim change in one block (SC-4.7)."""
         version, chunk = step.version, None
         step.inflight = max(step.inflight, len(self.rollout.inflight))
+        if self._cannot_select(step, smallest):
+            return None
         async with self.barrier.mutation():
             remaining = 0 if self._lacks_data(step) else self._target(step) - step.groups
             evicted = self.sampler.evict(version)
@@ -195,6 +197,16 @@ class TrainPump:
         if evicted or chunk is not None:
             self.changed.notify()
         return chunk
+
+    def _cannot_select(self, step: OpenStep, smallest: int) -> bool:
+        """Too little is ready, and there is room: neither a selection nor an eviction is called for.
+
+        A look at two numbers, since this is asked after every commit.
+        """
+        if isinstance(self.sampler, WeightFifo) or not self.buffer.free:
+            return False
+        remaining = self._target(step) - step.groups
+        return self.buffer.ready < min(smallest, remaining)
 
     def _oldest_is_final(self, version: int) -> bool:
         """weight_fifo: no more groups of the oldest weight can come, so fewer than the minimum will do."""

@@ -45,4 +45,3 @@ def share_of_right_positions(text: str, answer: str) -> float:
     """
     right = sum(given == wanted for given, wanted in zip(text, answer, strict=False))
     return (right + (len(text) == len(answer))) / (len(answer) + 1)
-

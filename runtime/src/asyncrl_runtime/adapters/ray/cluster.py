@@ -95,6 +95,10 @@ class Cluster:
         """In the first bundle of the role `training`."""
         return RayHost(self, TRAINING, 0)
 
+    def data_plane(self) -> Host:
+        """Wherever Ray likes, outside the roles' places."""
+        return RayHost(self, None, 0)
+
     async def close(self) -> None:
         """End every worker, give the places back, disconnect. Idempotent."""
         if self._connection is None:
@@ -116,19 +120,20 @@ class Cluster:
             await connection.close()
 
     async def launch(
-        self, role: str, bundle: int, name: str, factory: Callable[..., Any], *args: Any, **bounds: Any
+        self, role: str | None, bundle: int, name: str, factory: Callable[..., Any], *args: Any, **bounds: Any
     ) -> Worker:
         """Start a worker in one bundle of a role; see `Host.launch`."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        asked = self.roles[role]
-        options = {
-            "resources": {role: 1.0},
-            "num_gpus": asked.gpus,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self._groups[role], placement_group_bundle_index=bundle
-            ),
-        }
+        options: dict[str, Any] = {}
+        if role is not None:
+            options = {
+                "resources": {role: 1.0},
+                "num_gpus": self.roles[role].gpus,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                    self._groups[role], placement_group_bundle_index=bundle
+                ),
+            }
         worker = RayWorker(name, options)
         self._workers = [*(known for known in self._workers if known.alive), worker]
         await worker.build(factory, *args, **bounds)
@@ -200,10 +205,10 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class RayHost:
-    """Implements `Host` in one bundle of a role."""
+    """Implements `Host` in one bundle of a role; without a role, anywhere."""
 
     cluster: Cluster
-    role: str
+    role: str | None
     bundle: int
 
     async def launch(

@@ -87,6 +87,10 @@ class Hosts(Protocol):
         """Of the trainer."""
         ...
 
+    def data_plane(self) -> Host:
+        """Of the controller's client of a data plane that is not in this process."""
+        ...
+
     async def close(self) -> None:
         """Leave nothing behind. Idempotent."""
         ...
@@ -121,6 +125,10 @@ class ForkHosts:
         return ForkHost(self.server)
 
     def trainer(self) -> Host:
+        """See `Hosts`."""
+        return ForkHost(self.server)
+
+    def data_plane(self) -> Host:
         """See `Hosts`."""
         return ForkHost(self.server)
 

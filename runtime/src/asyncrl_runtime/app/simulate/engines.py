@@ -32,6 +32,9 @@ NO_USAGE = PlaneUsage({}, {}, {}, 0, 0, 0)
 class RowlessPlane:
     """A data plane for rows that nobody reads."""
 
+    async def start(self) -> None:
+        """It is ready."""
+
     async def put(self, sample_ids: Sequence[str], columns: Columns, tags: object = None) -> None:
         """Nothing is kept."""
 

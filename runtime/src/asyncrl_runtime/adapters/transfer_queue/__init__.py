@@ -1,0 +1,1 @@
+"""The data plane on TransferQueue: rows in the memory of Ray actors."""
