@@ -284,6 +284,13 @@ async def test_an_assembly_that_takes_too_long_is_an_infrastructure_failure():
     async def slow(*args):
         await asyncio.sleep(100)
 
+    class Forgetting(dict):
+        """As after a restart: what is in staging has to be read."""
+
+        def __setitem__(self, key, value):
+            pass
+
+    run.groups.capture._finished = Forgetting()
     run.groups.capture.plane = type("Slow", (), {"put": run.plane.put, "get": slow, "clear": run.plane.clear})
     with pytest.raises(PromptFailed, match=r"finalizeTimeoutSeconds") as failure:
         await run.go()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 from asyncrl_runtime.core.errors import InfraFailure, RunError
 from asyncrl_runtime.core.ledger import Granularity, LedgerEntry, PromptLedger
-from asyncrl_runtime.core.records import GroupId, GroupRecord, Prompt, staging_key
+from asyncrl_runtime.core.records import Completion, GroupId, GroupRecord, Prompt, SampleId, staging_key
 from asyncrl_runtime.core.samplers.base import Sampler, is_oldest_first
 from asyncrl_runtime.core.versions import Versions
 from asyncrl_runtime.ports.data_plane import DataPlane
@@ -61,6 +61,9 @@ class TokenCapture:
     running: int = field(default=0, init=False)
     """Siblings that generate now."""
 
+    _finished: dict[SampleId, Completion] = field(default_factory=dict, init=False)
+    """What this process put into staging, by key: it need not be read back."""
+
     _current: dict[GroupId, object] = field(default_factory=dict, init=False)
     """The roll of each group that may still seal siblings."""
 
@@ -98,7 +101,13 @@ class TokenCapture:
         if entry.sealed:
             keys = entry.staging
             self.ledger.unseal(entry)
-            await self.plane.clear(keys)
+            await self.clear(keys)
+
+    async def clear(self, keys: Sequence[SampleId]) -> None:
+        """Forget staging rows. The caller holds the barrier's shared side."""
+        for key in keys:
+            self._finished.pop(key, None)
+        await self.plane.clear(keys)
 
     async def roll(
         self, rollouts: RolloutManager, entry: LedgerEntry, prompt: Prompt, attempt: int, charge: Charge
@@ -192,20 +201,28 @@ class TokenCapture:
             owned = self.ledger.entries.get(entry.group_id) is entry
             if not owned or self._current.get(entry.group_id) is not roll:
                 return
-            await self.plane.put([staging_key(entry.group_id, attempt, sibling)], staging_columns(completion))
+            key = staging_key(entry.group_id, attempt, sibling)
+            await self.plane.put([key], staging_columns(completion))
+            self._finished[key] = completion
             self.ledger.seal(entry, sibling, attempt=attempt, start_version=version)
 
     async def _assembled(self, entry: LedgerEntry, prompt: Prompt) -> GroupRecord:
         """Bounded in number and time (SC-2.181, 2.182)."""
         async with self._finalizers:
             if self.settings.finalize_timeout_seconds is None:
-                columns = await self.plane.get(entry.staging, FIELDS)
-            else:
-                setting = "spec.tokenCapture.finalizeTimeoutSeconds"
-                what = f"the assembly of group {entry.group_id}"
-                async with deadline(what, self.settings.finalize_timeout_seconds, setting):
-                    columns = await self.plane.get(entry.staging, FIELDS)
-        return GroupRecord(prompt, completions_of(columns))
+                return GroupRecord(prompt, await self._completions(entry.staging))
+            setting = "spec.tokenCapture.finalizeTimeoutSeconds"
+            what = f"the assembly of group {entry.group_id}"
+            async with deadline(what, self.settings.finalize_timeout_seconds, setting):
+                return GroupRecord(prompt, await self._completions(entry.staging))
+
+    async def _completions(self, keys: Sequence[SampleId]) -> tuple[Completion, ...]:
+        """In the order of keys; only what an earlier start has put there is read back."""
+        unknown = [key for key in keys if key not in self._finished]
+        if unknown:
+            read = completions_of(await self.plane.get(unknown, FIELDS))
+            self._finished.update(zip(unknown, read, strict=True))
+        return tuple(self._finished[key] for key in keys)
 
 
 def granularity_of(

@@ -260,7 +260,9 @@ class GroupRunner:
 
     async def _clear(self, staging: list[SampleId]) -> None:
         """Forget staging rows of a group that is over. The caller holds the barrier's shared side."""
-        if staging:
+        if staging and self.capture is not None:
+            await self.capture.clear(staging)
+        elif staging:
             await self.committer.plane.clear(staging)
 
     # ── failures ────────────────────────────────────────────────────────────────────────────────────
