@@ -16,6 +16,8 @@ from pathlib import Path
 
 _LOCK = "owner.lock"
 _END_SECONDS = 10.0
+_DELETED = " (deleted)"
+"""What the kernel adds to the path of an open file that is gone."""
 
 
 def sessions_folder() -> Path:
@@ -62,14 +64,26 @@ def open_session(parent: Path) -> Session:
         folder.mkdir(mode=0o700)
         lock = _locked(folder)
         assert lock is not None
+        os.write(lock, str(os.getpid()).encode())
         return Session(folder, lock)
     finally:
         os.close(gate)
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes that name a folder in their command line or hold a file below it open, without this one."""
-    return [pid for pid in _own_processes() if pid != os.getpid() and _belongs(pid, folder)]
+    """Processes that name a folder in their command line or hold a file below it open.
+
+    Not this one, and not the owner: a driver keeps files of a cluster open that it has left.
+    """
+    spared = {os.getpid(), _owner_of(folder)}
+    return [pid for pid in _own_processes() if pid not in spared and _belongs(pid, folder)]
+
+
+def _owner_of(folder: Path) -> int | None:
+    try:
+        return int((folder / _LOCK).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _locked(folder: Path) -> int | None:
@@ -113,6 +127,7 @@ def _belongs(pid: int, folder: Path) -> bool:
             return True
         for name in os.listdir(process / "fd"):
             with suppress(OSError):
-                if os.readlink(process / "fd" / name).startswith(below):
+                path = os.readlink(process / "fd" / name)
+                if path.startswith(below) and not path.endswith(_DELETED):
                     return True
     return False
