@@ -25,7 +25,6 @@ def test_cli_2_a_job_for_a_cluster_is_valid_and_what_this_machine_refuses_is_not
     _, told = result.stdout.split("note: asyncrl run on this machine does not carry out these settings:\n")
     assert [line.split()[1] for line in told.splitlines()] == [
         "spec.asyncRL.refit.transport",
-        "spec.dataPlane.backend",
         "spec.checkpointing.isAsync",
         "spec.generation.backend",
         "spec.generation.gpusPerShard",
