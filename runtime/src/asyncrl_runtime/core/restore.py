@@ -131,33 +131,15 @@ def plan_restore(
     data = cut.data if not _changes(cut, dataset) else None
     ledger = PromptLedger.from_json(cut.ledger)
     if not cut.has_rollouts:
-        _to_prompt_work(ledger)
-        return RestorePlan(
-            ready=(),
-            ledger=ledger,
-            accounts=StepAccounts(),
-            cursor=None,
-            data=data,
-            clear=(),
-            notes=("no buffered groups were saved",),
-        )
+        return _generated_again(ledger, data, clear=(), note="no buffered groups were saved")
     if sampler != cut.sampler:
         for group in cut.index:
             ledger.reopen(group.group_id, group.prompt, attempt=group.attempt, target_step=None)
-        _to_prompt_work(ledger)
         note = (
             f"the sampler changed from {cut.sampler} to {sampler}: "
             f"{len(ledger.entries)} prompts are generated again"
         )
-        return RestorePlan(
-            ready=(),
-            ledger=ledger,
-            accounts=StepAccounts(),
-            cursor=None,
-            data=data,
-            clear=_rows(cut.index),
-            notes=(note,),
-        )
+        return _generated_again(ledger, data, clear=_rows(cut.index), note=note)
     accounts = StepAccounts.from_json(cut.accounts)
     stamped = stamps or any(group.target_step is not None for group in cut.index)
     kept, given_back, notes = _kept(
@@ -273,11 +255,16 @@ def _check_steps(
             )
 
 
-def _to_prompt_work(ledger: PromptLedger) -> None:
-    """Unfinished prompts wait for a new admission, without stamps; nothing is owed any more."""
+def _generated_again(
+    ledger: PromptLedger, data: Mapping[str, int] | None, *, clear: tuple[str, ...], note: str
+) -> RestorePlan:
+    """Keep no group: prompts wait for a new admission, without stamps; nothing is owed any more."""
     ledger.strike_owed()
     for entry in ledger.entries.values():
         entry.state, entry.target_step, entry.replacements = "reserved", None, 0
+    return RestorePlan(
+        ready=(), ledger=ledger, accounts=StepAccounts(), cursor=None, data=data, clear=clear, notes=(note,)
+    )
 
 
 def check_inventory(cut: Cut, held: Collection[SampleId], *, path: str) -> None:
