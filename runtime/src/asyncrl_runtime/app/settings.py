@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from asyncrl_api.derived import Derived
@@ -11,7 +12,6 @@ from asyncrl_runtime.app.backends import shard_sampling
 from asyncrl_runtime.core.drops import DropPolicy
 from asyncrl_runtime.core.fleet import FleetSettings
 from asyncrl_runtime.core.retention import Retention
-from asyncrl_runtime.ports.generator import Sampling
 from asyncrl_runtime.pumps.capture import CaptureSettings, granularity_of
 from asyncrl_runtime.pumps.checkpoint import SaveSettings
 from asyncrl_runtime.pumps.group import RetryPolicy
@@ -86,14 +86,12 @@ def refit_settings(spec: JobSpec) -> RefitSettings:
 
 def validation_settings(spec: JobSpec) -> ValidationSettings:
     """When and how held-out prompts are rolled out."""
-    validation, training = spec.validation, shard_sampling(spec)
-    sampling = Sampling(
+    validation = spec.validation
+    sampling = replace(
+        shard_sampling(spec),
         temperature=resolved(validation.sampling.temperature),
         top_p=resolved(validation.sampling.top_p),
         top_k=validation.sampling.top_k,
-        max_new_tokens=training.max_new_tokens,
-        stop_token_ids=training.stop_token_ids,
-        stop_strings=training.stop_strings,
     )
     return ValidationSettings(
         period_steps=resolved(validation.period_steps),

@@ -64,6 +64,16 @@ SIZES = tuple(f"megatron_cfg.{size}" for size in PARALLEL_SIZES)
 
 # One row is one line where it fits, and the paths of a block are given below it.
 # fmt: off
+LEARNING = (
+    Row("SC-2.224", "optimizer", "optimizer.*", optimizer),
+    Row("SC-2.224", "scheduler", "scheduler.*", scheduler),
+    Row("SC-2.224", "dynamic_batching", "dynamicBatching.*", batching),
+    Row("SC-2.224", "sequence_packing", "sequencePacking.*", batching),
+    Row("SC-2.224", "max_grad_norm", "maxGradNorm"),
+    Row("SC-2.224", "make_sequence_length_divisible_by", "makeSequenceLengthDivisibleBy"),
+)
+"""The same for the policy and for the value model."""
+
 TABLE: tuple[Row, ...] = (
     *below("<algo>", "algorithm.<algo>",
         Row("SC-2.12", "num_prompts_per_step", "numPromptsPerStep"),
@@ -344,23 +354,13 @@ TABLE: tuple[Row, ...] = (
         Row("SC-2.224", "train_micro_batch_size", "microBatchSize"),
         Row("SC-2.224", "logprob_batch_size", "logprobBatchSize"),
         Row("SC-2.224", "max_total_sequence_length", (), same_length),
-        Row("SC-2.224", "optimizer", "optimizer.*", optimizer),
-        Row("SC-2.224", "scheduler", "scheduler.*", scheduler),
-        Row("SC-2.224", "dynamic_batching", "dynamicBatching.*", batching),
-        Row("SC-2.224", "sequence_packing", "sequencePacking.*", batching),
-        Row("SC-2.224", "max_grad_norm", "maxGradNorm"),
-        Row("SC-2.224", "make_sequence_length_divisible_by", "makeSequenceLengthDivisibleBy"),
+        *LEARNING,
     ),
     Row("SC-2.224", "policy.model_name", "model.name"),
     Row("SC-2.224", "policy.tokenizer", "model.tokenizer", tokenizer),
     *below("policy", "training",
         Row("SC-2.224", "precision", "precision", precision),
-        Row("SC-2.224", "optimizer", "optimizer.*", optimizer),
-        Row("SC-2.224", "scheduler", "scheduler.*", scheduler),
-        Row("SC-2.224", "dynamic_batching", "dynamicBatching.*", batching),
-        Row("SC-2.224", "sequence_packing", "sequencePacking.*", batching),
-        Row("SC-2.224", "max_grad_norm", "maxGradNorm"),
-        Row("SC-2.224", "make_sequence_length_divisible_by", "makeSequenceLengthDivisibleBy"),
+        *LEARNING,
     ),
     *below("value_loss_fn", "valueLoss",
         Row("SC-2.225", "scale", "scale"),
