@@ -4,16 +4,14 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, columns_of, meta_of
+from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER
 from ports.generator_contract import GeneratorContract
 from ports.trainer_contract import TrainerContract
 from ports.weight_sync_contract import WeightSyncContract
 from support.ray_clusters import local_cluster
 
-from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.torch.entry import Bound
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
-from asyncrl_runtime.adapters.torch.shared_memory_sync import SharedMemorySync
 from asyncrl_runtime.adapters.torch.trainer import TorchTrainer
 
 LONG = replace(
@@ -50,36 +48,11 @@ async def generator(cluster):
 
 
 @pytest.fixture
-async def plane():
-    return InProcessPlane(1000)
-
-
-@pytest.fixture
-async def batch(plane):
-    columns = columns_of(8)
-    meta = meta_of(columns)
-    await plane.put(meta.sample_ids, columns)
-    return meta
-
-
-@pytest.fixture
 async def trainer(cluster, plane):
     trainer = TorchTrainer(TRAINER, plane, host=cluster.trainer())
     await trainer.start()
     yield trainer
     await trainer.close()
-
-
-@pytest.fixture
-async def sync(trainer, shards):
-    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(5.0, "spec.refit"))
-    yield sync
-    await sync.shutdown()
-
-
-@pytest.fixture
-def break_sync(shards):
-    return shards[1].kill
 
 
 class TestGenerator(GeneratorContract):

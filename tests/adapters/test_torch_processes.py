@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from adapters import torch_services
-from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, columns_of, meta_of
+from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, meta_of
 from ports.generator_contract import GeneratorContract, request, running
 from ports.trainer_contract import TrainerContract
 from ports.weight_sync_contract import WeightSyncContract
 
-from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.torch import generator as generator_module
 from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
 from asyncrl_runtime.adapters.torch.entry import Bound
@@ -66,36 +65,11 @@ async def shards():
 
 
 @pytest.fixture
-async def plane():
-    return InProcessPlane(1000)
-
-
-@pytest.fixture
-async def batch(plane):
-    columns = columns_of(8)
-    meta = meta_of(columns)
-    await plane.put(meta.sample_ids, columns)
-    return meta
-
-
-@pytest.fixture
 async def trainer(plane):
     trainer = TorchTrainer(TRAINER, plane)
     await trainer.start()
     yield trainer
     await trainer.close()
-
-
-@pytest.fixture
-async def sync(trainer, shards):
-    sync = SharedMemorySync(lambda: trainer.worker, lambda: shards, bound=Bound(5.0, "spec.refit"))
-    yield sync
-    await sync.shutdown()
-
-
-@pytest.fixture
-def break_sync(shards):
-    return shards[1].kill
 
 
 class TestGenerator(GeneratorContract):

@@ -7,23 +7,14 @@ from pathlib import Path
 
 from asyncrl_api.derived import Derived
 from asyncrl_runtime.adapters.directory_store import DirectoryStore
-from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
-from asyncrl_runtime.adapters.scripted import (
-    ScriptedAdvantages,
-    ScriptedEnvironment,
-    ScriptedSource,
-    ScriptedTokenizer,
-    ScriptedTrainer,
-)
+from asyncrl_runtime.adapters.scripted import ScriptedEnvironment
 from asyncrl_runtime.adapters.scripted_fleet import ScriptedGenerator, ScriptedSync
-from asyncrl_runtime.app.build import Outside, Parts, clamped_steps
-from asyncrl_runtime.app.samplers import build_sampler
 from asyncrl_runtime.core.fleet import FleetLedger, FleetSettings
-from asyncrl_runtime.core.replay import ReplayBuffer
 from asyncrl_runtime.ports.generator import GenerationRequest, Sampling
 from asyncrl_runtime.pumps.fleet import Fleet
 from asyncrl_runtime.pumps.probe import ProbePump, ReadmissionPump, RestartPump
 from asyncrl_runtime.pumps.transfer import TransferSettings, WeightTransfer
+from support.jobs import scripted_parts
 from support.runs import Events, Records
 
 
@@ -147,43 +138,27 @@ class WatchedRun:
 
     def _connect(self):
         spec = self.spec
-        plane, buffer = InProcessPlane(100_000), ReplayBuffer(Derived(spec).buffer_size)
         shards = [
             ScriptedGenerator(index=i, seconds=self.seconds, start_seconds=self.restart_seconds)
             for i in range(spec.generation.shards)
         ]
         for shard in shards:
             shard.starts = 1
+        sync = ScriptedSync(
+            shards=shards,
+            seconds=lambda version: 0.1,
+            failing=self.sync_failing,
+            deadline_seconds=spec.async_rl.refit.deadline_seconds,
+        )
         self.store = DirectoryStore(self.folder)
         self.store.claim()
-        outside = Outside(
-            source=ScriptedSource(length=self.prompts),
-            validation=None,
-            tokenizer=ScriptedTokenizer(),
-            environment=ScriptedEnvironment(),
-            observer=self.events,
-            sink=self.records,
-            store=self.store,
-            config_yaml="{}\n",
-            began=asyncio.get_running_loop().time(),
-            finished_step=lambda step, metrics: self.finished(self.parts, step, metrics),
-        )
-        return Parts(
-            spec=spec,
-            outside=outside,
-            plane=plane,
-            buffer=buffer,
-            sampler=build_sampler(spec, buffer),
+        return scripted_parts(
+            self,
+            self.store,
             shards=shards,
-            trainer=ScriptedTrainer(plane=plane, seconds=lambda step: 0.5),
-            sync=ScriptedSync(
-                shards=shards,
-                seconds=lambda version: 0.1,
-                failing=self.sync_failing,
-                deadline_seconds=spec.async_rl.refit.deadline_seconds,
-            ),
-            advantages=ScriptedAdvantages(),
-            max_steps=clamped_steps(spec, self.prompts),
+            sync=sync,
+            environment=ScriptedEnvironment(),
+            train_seconds=lambda step: 0.5,
         )
 
     def moves(self, shard):

@@ -58,6 +58,39 @@ def job_spec(*, groups_per_step=2, generations=2, async_rl=None, checkpointing=N
     return resolve(parse(raw)).spec
 
 
+def scripted_parts(run, store, *, shards, sync, environment, train_seconds):
+    """The parts of a run, connected by the application.
+
+    `run` has the spec, the number of prompts, who hears of events and metrics, and what follows a step.
+    """
+    spec, plane = run.spec, InProcessPlane(100_000)
+    buffer = ReplayBuffer(Derived(spec).buffer_size)
+    outside = Outside(
+        source=ScriptedSource(length=run.prompts),
+        validation=None,
+        tokenizer=ScriptedTokenizer(),
+        environment=environment,
+        observer=run.events,
+        sink=run.records,
+        store=store,
+        config_yaml="{}\n",
+        began=asyncio.get_running_loop().time(),
+        finished_step=lambda step, metrics: run.finished(run.parts, step, metrics),
+    )
+    return Parts(
+        spec=spec,
+        outside=outside,
+        plane=plane,
+        buffer=buffer,
+        sampler=build_sampler(spec, buffer),
+        shards=shards,
+        trainer=ScriptedTrainer(plane=plane, seconds=train_seconds),
+        sync=sync,
+        advantages=ScriptedAdvantages(),
+        max_steps=clamped_steps(spec, run.prompts),
+    )
+
+
 @dataclass
 class ScriptedStart:
     """One start of a job in a folder."""
@@ -115,32 +148,14 @@ class ScriptedStart:
         return ScriptedEnvironment()
 
     def _connect(self, store):
-        spec, facts = self.spec, Derived(self.spec)
-        plane, buffer, shards = InProcessPlane(100_000), ReplayBuffer(facts.buffer_size), self._shards()
-        source = ScriptedSource(length=self.prompts)
-        outside = Outside(
-            source=source,
-            validation=None,
-            tokenizer=ScriptedTokenizer(),
-            environment=self._environment(),
-            observer=self.events,
-            sink=self.records,
-            store=store,
-            config_yaml="{}\n",
-            began=asyncio.get_running_loop().time(),
-            finished_step=lambda step, metrics: self.finished(self.parts, step, metrics),
-        )
-        return Parts(
-            spec=spec,
-            outside=outside,
-            plane=plane,
-            buffer=buffer,
-            sampler=build_sampler(spec, buffer),
+        shards = self._shards()
+        return scripted_parts(
+            self,
+            store,
             shards=shards,
-            trainer=ScriptedTrainer(plane=plane, seconds=self.train_seconds),
             sync=self._sync(shards),
-            advantages=ScriptedAdvantages(),
-            max_steps=clamped_steps(spec, self.prompts),
+            environment=self._environment(),
+            train_seconds=self.train_seconds,
         )
 
     def trained_positions(self):
