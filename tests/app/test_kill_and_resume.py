@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from support.cli import balanced, rows, small_job, started, summary
-from support.kills import kill_until_complete, run_to_the_end
+from support.kills import kill_until_complete, run_to_the_end, snapshot_is_newest
 
 from asyncrl_runtime.app.summary import Tally
 
@@ -30,7 +30,14 @@ SNAPSHOTS = {
 def test_killed_runs_consume_what_an_undisturbed_one_does(more, tmp_path):
     job = small_job(tmp_path, **JOB, **more)
     calm = run_to_the_end(job, tmp_path / "calm")
-    killed = kill_until_complete(job, tmp_path / "killed", seed=1, max_kills=5, seconds_of_work=0.3)
+    killed = kill_until_complete(
+        job,
+        tmp_path / "killed",
+        seed=1,
+        max_kills=5,
+        seconds_of_work=0.3,
+        first=snapshot_is_newest if more else None,
+    )
 
     assert killed.kills_after_a_step >= 2
     assert killed.summary["status"] == "complete"

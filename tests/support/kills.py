@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl_runtime.adapters.directory_snapshots import DirectorySnapshots
+from asyncrl_runtime.adapters.directory_store import DirectoryStore
 from support.cli import rows, summary
 
 STARTUP_SECONDS = 3.5
@@ -47,19 +49,20 @@ def run_to_the_end(job, folder):
     return Outcome(0, 0, 1, summary(folder), trained(folder))
 
 
-def kill_until_complete(job, folder, *, seed, max_kills, seconds_of_work=0.6):
+def kill_until_complete(job, folder, *, seed, max_kills, seconds_of_work=0.6, first=None):
     """Kill -9 the run's processes at seeded moments: one in eight while it starts, the others while it works.
 
-    The fork server and its workers are in another session and are not killed by hand: they must end by
-    themselves.
+    With `first`, one more kill precedes them, at a moment at which it holds of the folder. The fork server
+    and its workers are in another session and are not killed by hand: they must end by themselves.
     """
     rng, kills, late, starts = random.Random(seed), 0, 0, 0
+    if first is not None:
+        starts += 1
+        _kill_when(first, job, folder)
     while True:
         starts += 1
         before = _size(folder / "metrics.jsonl")
-        process = subprocess.Popen(
-            _command(job, folder), stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        process = _start(job, folder)
         if kills < max_kills:
             early = rng.random() < 0.125
             moment = rng.uniform(0, STARTUP_SECONDS) if early else rng.uniform(0, seconds_of_work)
@@ -77,6 +80,35 @@ def kill_until_complete(job, folder, *, seed, max_kills, seconds_of_work=0.6):
                 f"start {starts} after {kills} kills ended with {code}; see {folder}/run.log"
             )
         return Outcome(kills, late, starts, summary(folder), trained(folder))
+
+
+def snapshot_is_newest(folder):
+    """A start would go on from a rollout snapshot."""
+    snapshots = DirectorySnapshots(DirectoryStore(folder / "checkpoints"))
+    newest = next(iter(snapshots.store.bundles()), None)
+    return bool(snapshots.snapshots(snapshots.anchor_of(newest)))
+
+
+def _kill_when(holds, job, folder):
+    """The moment is looked at while the controller stands still, so that it is still there at the kill."""
+    process = _start(job, folder)
+    while process.poll() is None:
+        if holds(folder):
+            os.killpg(process.pid, signal.SIGSTOP)
+            time.sleep(0.02)
+            if holds(folder):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return
+            os.killpg(process.pid, signal.SIGCONT)
+        time.sleep(0.002)
+    raise AssertionError(f"the run ended with {process.returncode} before it could be killed at its moment")
+
+
+def _start(job, folder):
+    return subprocess.Popen(
+        _command(job, folder), stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def _command(job, folder):
