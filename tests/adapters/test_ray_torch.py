@@ -24,7 +24,7 @@ LONG = replace(
 
 @pytest.fixture(scope="module")
 def cluster():
-    with local_cluster() as cluster:
+    with local_cluster(ranks=2) as cluster:
         yield cluster
 
 
@@ -48,8 +48,13 @@ async def generator(cluster):
 
 
 @pytest.fixture
-async def trainer(cluster, plane):
-    trainer = TorchTrainer(TRAINER, plane, host=cluster.trainer())
+def ranks():
+    return 1
+
+
+@pytest.fixture
+async def trainer(cluster, plane, ranks):
+    trainer = TorchTrainer(TRAINER, plane, hosts=[cluster.trainer(rank) for rank in range(ranks)])
     await trainer.start()
     yield trainer
     await trainer.close()
@@ -60,7 +65,9 @@ class TestGenerator(GeneratorContract):
 
 
 class TestTrainer(TrainerContract):
-    pass
+    @pytest.fixture(params=[1, 2])
+    def ranks(self, request):
+        return request.param
 
 
 class TestSync(WeightSyncContract):

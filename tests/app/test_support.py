@@ -41,8 +41,6 @@ ASKING = {
     "generation.hostsPerShard": {"generation": {"backend": "torch", "gpusPerShard": 0, "hostsPerShard": 2}},
     "generation.kvCacheDtype": {"generation": {"backend": "torch", "gpusPerShard": 0, "kvCacheDtype": "fp8"}},
     "training.backend": {"training": {}},
-    "training.hosts": {"training": {"backend": "torch", "gpusPerHost": 0, "hosts": 2}},
-    "training.gpusPerHost": {"training": {"backend": "torch", "gpusPerHost": 2}},
     "training.parallelism": {
         "training": {"backend": "torch", "gpusPerHost": 0, "parallelism": {"expert": 2}}
     },

@@ -13,15 +13,22 @@ def run(job, folder, *more):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_a_run_on_ray_and_transfer_queue_is_saved_and_goes_on(tmp_path):
-    job = small_job(tmp_path, dataPlane={"backend": "simple", "numStorageUnits": 1})
+def test_a_run_on_ray_and_transfer_queue_is_saved_and_goes_on_with_another_number_of_ranks(tmp_path):
+    job = small_job(
+        tmp_path,
+        dataPlane={"backend": "simple", "numStorageUnits": 1},
+        training={"backend": "torch", "gpusPerHost": 0, "hosts": 2},
+    )
     before = set(processes_of(sessions_folder()))
     first = run(job, tmp_path / "run")
     assert first.returncode == 0, first.stderr
     assert summary(tmp_path / "run")["steps"] == 3
+    assert {row["train/num_ranks"] for row in rows(tmp_path / "run" / "metrics.jsonl")} == {2}
     assert set(processes_of(sessions_folder())) <= before
 
-    more = run(job, tmp_path / "run", "--set", "spec.algorithm.grpo.maxNumSteps=5")
+    more = run(
+        job, tmp_path / "run", "--set", "spec.algorithm.grpo.maxNumSteps=5", "--set", "spec.training.hosts=1"
+    )
     assert more.returncode == 0, more.stderr
     told = summary(tmp_path / "run")
     assert (told["status"], told["steps"]) == ("complete", 5)

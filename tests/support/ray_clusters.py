@@ -10,10 +10,10 @@ from asyncrl_runtime.adapters.ray.cluster import GENERATION, TRAINING, Cluster, 
 
 
 @contextmanager
-def local_cluster(*, shards=2, start_seconds=120.0):
+def local_cluster(*, shards=2, ranks=1, start_seconds=120.0):
     """Started and ended outside the tests' loops."""
     cluster = Cluster(
-        {GENERATION: Role(shards), TRAINING: Role(1)},
+        {GENERATION: Role(shards), TRAINING: Role(ranks)},
         num_cpus=4,
         start_seconds=start_seconds,
         setting="spec.lifecycle.startupDeadlineSeconds",

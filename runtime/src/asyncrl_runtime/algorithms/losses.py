@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from asyncrl_runtime.algorithms.errors import ColumnsMismatch, TotalsMissing
-from asyncrl_runtime.algorithms.metrics import Normalizer, Stat, Totals, finalize, normalizer
+from asyncrl_runtime.algorithms.metrics import Normalizer, Stat, Stats, Totals, finalize, normalizer
 from asyncrl_runtime.algorithms.mismatch import policy_values
 from asyncrl_runtime.algorithms.settings import LossSettings
 from asyncrl_runtime.algorithms.surrogate import (
@@ -153,7 +153,7 @@ def _likelihood(batch: PolicyBatch, tokens: Tokens, settings: LossSettings, tota
     return settings.nll_weight * nll / totals.positive_tokens * divisor
 
 
-def policy_metrics(parts: list[Mapping[str, Stat]]) -> dict[str, float]:
+def policy_metrics(parts: Sequence[Stats]) -> dict[str, float]:
     """Metrics of one optimizer step from the statistics of its micro-batches, chunks and ranks.
 
     Adds `effective_sample_size`, the share of tokens that equally weighted ones would be worth as much as

@@ -95,7 +95,12 @@ def ray_cluster(spec: JobSpec) -> Cluster:
     """The cluster that RAY_ADDRESS names, or one that is started on this machine."""
     generation, training = spec.generation, spec.training
     shards = Role(generation.shards, gpus=generation.gpus_per_shard, size_setting="spec.generation.shards")
-    ranks = Role(training.hosts, gpus=training.gpus_per_host, size_setting="spec.training.hosts")
+    ranks = Role(
+        training.hosts,
+        gpus=training.gpus_per_host,
+        workers=max(1, training.gpus_per_host),
+        size_setting="spec.training.hosts",
+    )
     return Cluster(
         {TRAINING: ranks} if generation.colocated else {GENERATION: shards, TRAINING: ranks},
         address=os.environ.get("RAY_ADDRESS") or None,
@@ -184,11 +189,12 @@ def trainer_settings(spec: JobSpec, tokenizer: Tokenizer, *, total_updates: int)
 def trainer(
     spec: JobSpec, plane: DataPlane, tokenizer: Tokenizer, hosts: Hosts, *, total_updates: int
 ) -> Trainer:
-    """The torch trainer, in a process of its own."""
+    """The torch trainer: a process for each GPU of its hosts, or one for each host without."""
+    ranks = spec.training.hosts * max(1, spec.training.gpus_per_host)
     return TorchTrainer(
         trainer_settings(spec, tokenizer, total_updates=total_updates),
         plane,
-        host=hosts.trainer(),
+        hosts=[hosts.trainer(rank) for rank in range(ranks)],
         start_bound=Bound(spec.lifecycle.startup_deadline_seconds, STARTUP),
         call_bound=Bound(spec.lifecycle.stall_deadline_seconds, STALL),
     )

@@ -82,8 +82,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
     Unbuilt("generation.hostsPerShard", lambda s: s.generation.hosts_per_shard > 1, "set it to 1"),
     Unbuilt("generation.kvCacheDtype", lambda s: s.generation.kv_cache_dtype != "auto", "use auto"),
     Unbuilt("training.backend", lambda s: s.training.backend != "torch", "use torch"),
-    Unbuilt("training.hosts", lambda s: s.training.hosts > 1, "set it to 1"),
-    Unbuilt("training.gpusPerHost", lambda s: s.training.gpus_per_host > 1, "set it to 0 or 1"),
     Unbuilt("training.parallelism", _uses_sizes, "set every size to 1"),
     Unbuilt(
         "training.offloadOptimizerForLogprob",

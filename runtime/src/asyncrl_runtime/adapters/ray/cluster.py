@@ -25,16 +25,19 @@ Ray itself ends this process without a word once its cluster has been silent for
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Workers of one kind. Each has a bundle of its own: one unit of a resource named after the role."""
+    """Places for workers of one kind: each a bundle with one unit of a resource named after the role."""
 
     count: int
-    gpus: float = 0
+    gpus: int = 0
+    workers: int = 1
+    """Processes that share a place evenly."""
+
     size_setting: str = ""
     """The field that says how many there are."""
 
     def bundle(self, name: str) -> dict[str, float]:
-        """Resources of one worker."""
-        return {name: 1.0, "GPU": self.gpus} if self.gpus else {name: 1.0}
+        """Resources of one place."""
+        return {name: 1.0, "GPU": float(self.gpus)} if self.gpus else {name: 1.0}
 
 
 @dataclass(slots=True, eq=False)
@@ -91,9 +94,9 @@ class Cluster:
         """In bundle `index` of the role `generation`."""
         return RayHost(self, GENERATION, index)
 
-    def trainer(self) -> Host:
-        """In the first bundle of the role `training`."""
-        return RayHost(self, TRAINING, 0)
+    def trainer(self, rank: int = 0) -> Host:
+        """In the bundles of the role `training`, one after the other."""
+        return RayHost(self, TRAINING, rank // self.roles[TRAINING].workers)
 
     def data_plane(self) -> Host:
         """Wherever Ray likes, outside the roles' places."""
@@ -127,9 +130,10 @@ class Cluster:
 
         options: dict[str, Any] = {}
         if role is not None:
+            shared = self.roles[role].workers
             options = {
-                "resources": {role: 1.0},
-                "num_gpus": self.roles[role].gpus,
+                "resources": {role: 1.0 / shared},
+                "num_gpus": self.roles[role].gpus / shared,
                 "scheduling_strategy": PlacementGroupSchedulingStrategy(
                     self._groups[role], placement_group_bundle_index=bundle
                 ),

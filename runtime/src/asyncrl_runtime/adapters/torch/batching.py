@@ -54,6 +54,8 @@ def micro_batches(
 
     With `micro_batch_tokens` the bound is on tokens, padding included; a longer row is alone in its own.
     """
+    if not len(lengths):
+        return []
     budget = settings.micro_batch_tokens
     if budget is not None and settings.packing:
         return packed_rows(lengths, budget)

@@ -52,11 +52,11 @@ def shard_service(settings: EngineSettings) -> Any:
     return ShardService(settings)
 
 
-def trainer_service(settings: TrainerSettings) -> Any:
+def trainer_service(settings: TrainerSettings, rank: int = 0, size: int = 1) -> Any:
     """Runs in the worker."""
     from asyncrl_runtime.adapters.torch.trainer_service import TrainerService
 
-    return TrainerService(settings)
+    return TrainerService(settings, rank, size)
 
 
 def advantage_service() -> Any:

@@ -31,22 +31,26 @@ class FlatAdamW:
     """Steps all parameters of a model as one tensor: decoupled weight decay, bias-corrected moments.
 
     The model's parameters are views of `flat`, and their gradients of `grad`, so that backward passes
-    add into one buffer. (torch.optim would do as well, but its first use imports torch's compiler, which
-    takes longer than everything else at start.)
+    add into one buffer. Of several ranks each keeps the moments of its slice, and steps that slice alone.
+    (torch.optim would do as well, but its first use imports torch's compiler, which takes longer than
+    everything else at start.)
 
     Source: arXiv:1711.05101.
     """
 
-    def __init__(self, model: nn.Module, flat: Tensor, settings: OptimizerSettings) -> None:
-        """`flat` is what `flatten_parameters` returned for the model."""
+    def __init__(
+        self, model: nn.Module, flat: Tensor, settings: OptimizerSettings, *, owned: slice = slice(None)
+    ) -> None:
+        """`flat` is what `flatten_parameters` returned for the model; `owned` is the slice to step."""
         self.tick = 0
         self.settings = settings
         self.grad = torch.zeros_like(flat)
         self._flat = flat
         flat.grad = self.grad
         self.param_groups = [{"params": [flat]}]  # where torch's loss scaling looks for gradients
-        self._exp_avg = torch.zeros_like(flat)
-        self._exp_avg_sq = torch.zeros_like(flat)
+        self._owned = owned
+        self._exp_avg = torch.zeros_like(flat[owned])
+        self._exp_avg_sq = torch.zeros_like(flat[owned])
         at = 0
         for parameter in model.parameters():
             parameter.grad = self.grad[at : at + parameter.numel()].view(parameter.shape)
@@ -62,10 +66,10 @@ class FlatAdamW:
 
     @torch.no_grad()
     def step(self) -> float:
-        """Apply the gradient; returns the learning rate that was used."""
+        """Apply the gradient to the owned slice; returns the learning rate that was used."""
         rate = learning_rate(self.settings, self.tick)
         self.tick += 1
-        parts = (self._flat, self.grad, self._exp_avg, self._exp_avg_sq)
+        parts = (self._flat[self._owned], self.grad[self._owned], self._exp_avg, self._exp_avg_sq)
         for flat, grad, mean, square in zip(*(part.split(_PART) for part in parts), strict=True):
             self._update(flat, grad, mean, square, rate)
         return rate
@@ -80,7 +84,7 @@ class FlatAdamW:
         flat.addcdiv_(mean, spread, value=-rate / (1 - beta1**self.tick))
 
     def state(self) -> dict[str, Tensor]:
-        """Moments, flat."""
+        """Moments of the owned slice, flat."""
         return {"exp_avg": self._exp_avg.cpu(), "exp_avg_sq": self._exp_avg_sq.cpu()}
 
     def load_state(self, tick: int, state: dict[str, Tensor]) -> None:

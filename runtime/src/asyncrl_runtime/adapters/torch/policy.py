@@ -16,6 +16,7 @@ from asyncrl_runtime.adapters.torch.batching import Rows, micro_batches
 from asyncrl_runtime.adapters.torch.interface import Model
 from asyncrl_runtime.adapters.torch.optimizer import FlatAdamW
 from asyncrl_runtime.adapters.torch.precision import Arithmetic
+from asyncrl_runtime.adapters.torch.ranks import Ranks
 from asyncrl_runtime.adapters.torch.sampling import filtered
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
 from asyncrl_runtime.adapters.torch.weight_buffers import WeightWriter
@@ -45,9 +46,12 @@ class _OpenStep:
 
 
 class PolicyTrainer:
-    """One policy, its frozen reference if there is one, and its optimizer. One thread of calls."""
+    """One policy, its frozen reference if there is one, and its optimizer. One thread of calls.
 
-    def __init__(self, model: Model, settings: TrainerSettings) -> None:
+    As one of several ranks it computes the rows that it is given; what it reports is of all ranks.
+    """
+
+    def __init__(self, model: Model, settings: TrainerSettings, ranks: Ranks | None = None) -> None:
         """Takes the model, in float32, over: its parameters become views of one flat tensor.
 
         Raises:
@@ -61,7 +65,9 @@ class PolicyTrainer:
         if settings.reference:
             self.reference = copy.deepcopy(model).requires_grad_(False)
         self.weights = WeightWriter(model, getattr(torch, settings.model.dtype))
-        self.optimizer = FlatAdamW(model, self.weights.flat, settings.optimizer)
+        self.ranks = ranks or Ranks()
+        owned = self.ranks.slice_of(self.weights.flat.numel())
+        self.optimizer = FlatAdamW(model, self.weights.flat, settings.optimizer, owned=owned)
         self.settings = settings
         self._device = self.weights.flat.device
         self._step: _OpenStep | None = None
@@ -107,8 +113,9 @@ class PolicyTrainer:
         rows = Rows.of(columns)
         step.totals = step.totals + self._counted(rows)
         totals = None
-        if step.positive_tokens is not None:
-            totals = Totals(step.totals.valid_tokens, step.totals.valid_rows, step.positive_tokens)
+        if step.positive_tokens is not None and self.settings.loss.nll_weight > 0:
+            counted = self.ranks.totals(step.totals)
+            totals = Totals(counted.valid_tokens, counted.valid_rows, step.positive_tokens)
         step.parts += self._backward(rows, totals)
         if self.arithmetic.scales:
             step.chunks.append((rows, totals))
@@ -144,37 +151,44 @@ class PolicyTrainer:
         """Divide once, clip, step. Raises `NonFiniteStep` with nothing applied."""
         step = self._opened("finish")
         try:
-            metrics = policy_metrics(step.parts)
+            parts, totals, flops = self.ranks.step(step.parts, step.totals, step.flops)
+            metrics = policy_metrics(parts)
             if not math.isfinite(metrics["loss"]):
                 raise NonFiniteStep("finish", f"the loss is {metrics['loss']}")
             self._unscale(step)
-            self.optimizer.grad.div_(normalizer(step.totals, token_level=self.settings.loss.token_level))
+            self.optimizer.grad.div_(normalizer(totals, token_level=self.settings.loss.token_level))
             norm = self.optimizer.clip()
             if not math.isfinite(norm):
                 raise NonFiniteStep("finish", f"the gradient norm is {norm}")
             rate = self.optimizer.step()
+            self.ranks.share(self.weights.flat)
         finally:
             self.abort()
         metrics |= {
             "grad_norm": norm,
             "lr": rate,
             "wd": self.settings.optimizer.weight_decay,
-            "num_valid_samples": step.totals.valid_rows,
-            "total_flops": step.flops,
-            "num_ranks": 1.0,
+            "num_valid_samples": totals.valid_rows,
+            "total_flops": flops,
+            "num_ranks": float(self.ranks.size),
         }
         if self.arithmetic.scales:
             metrics["loss_scale"] = self.arithmetic.scale
-        return metrics, int(step.totals.valid_tokens), int(step.totals.valid_rows)
+        return metrics, int(totals.valid_tokens), int(totals.valid_rows)
 
     def _unscale(self, step: _OpenStep) -> None:
-        """Take the loss scale out; a gradient that overflowed is computed again under smaller ones."""
+        """Sum over ranks, take the loss scale out; what overflowed is computed again under smaller ones.
+
+        The sum is bitwise the same in each rank, so all of them decide alike.
+        """
         before = self.arithmetic.state()
+        self.ranks.sum(self.optimizer.grad)
         self.arithmetic.unscale(self.optimizer)
         while self.arithmetic.can_lower and not self.optimizer.grad.isfinite().all():
             self.optimizer.grad.zero_()
             for rows, totals in step.chunks:
                 self._backward(rows, totals)
+            self.ranks.sum(self.optimizer.grad)
             self.arithmetic.unscale(self.optimizer)
         if not self.optimizer.grad.isfinite().all():
             self.arithmetic.load_state(before)

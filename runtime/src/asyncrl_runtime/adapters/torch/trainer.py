@@ -1,18 +1,23 @@
-"""The torch trainer, seen from the controller."""
+"""The torch trainer of one or several ranks, seen from the controller."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncrl_runtime.adapters.torch.entry import START_SECONDS, Bound, torch_host, trainer_service
+import numpy as np
+
+from asyncrl_runtime.adapters.torch.entry import Bound, torch_host, trainer_service
+from asyncrl_runtime.adapters.torch.rank_workers import RankWorkers
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
+from asyncrl_runtime.adapters.torch.shares import merged, shares, taken
 from asyncrl_runtime.adapters.workers import Host, Worker
 from asyncrl_runtime.core.errors import RunError, TrainerFailure
 from asyncrl_runtime.core.records import BatchMeta
 from asyncrl_runtime.ports import columns as col
+from asyncrl_runtime.ports.columns import Columns
 from asyncrl_runtime.ports.data_plane import DataPlane
 from asyncrl_runtime.ports.prompts import Tokenizer
 from asyncrl_runtime.ports.trainer import ModelFacts, StepReport
@@ -21,7 +26,10 @@ _LOGPROB_FIELDS = (col.TOKEN_IDS, col.TOKEN_MASK)
 
 
 class TorchTrainer:
-    """Implements `Trainer` in a worker process, over the data plane."""
+    """Implements `Trainer` in one or several worker processes, over the data plane.
+
+    Each rank computes its share of the rows of every call.
+    """
 
     def __init__(
         self,
@@ -29,41 +37,30 @@ class TorchTrainer:
         plane: DataPlane,
         *,
         tokenizer: Tokenizer | None = None,
-        host: Host | None = None,
+        hosts: Sequence[Host] = (),
         start_bound: Bound = Bound(300.0),  # noqa: B008 - immutable
         call_bound: Bound = Bound(),  # noqa: B008
     ) -> None:
-        """`tokenizer` is saved beside the weights. Runs on `host`, by default a fork of this machine.
+        """`tokenizer` is saved beside the weights. One rank for each of `hosts`, by default one fork.
 
-        Bounds hold for the start and for each call.
+        Bounds hold for the start and for each call, and so for every sum over ranks.
         """
         self._settings = settings
         self._plane = plane
         self._tokenizer = tokenizer
-        self._host = host or torch_host()
-        self._start_bound = start_bound
-        self._call_bound = call_bound
-        self._worker: Worker | None = None
+        self._ranks = RankWorkers(hosts or (torch_host(),), start_bound=start_bound, call_bound=call_bound)
         self._has_reference_column = False
 
     @property
     def worker(self) -> Worker:
-        """The process behind it. Raises `TrainerFailure` when there is none."""
-        if self._worker is None:
-            raise TrainerFailure("start", "the trainer was not started")
-        return self._worker
+        """The process of rank 0, which has all parameters. Raises `TrainerFailure` when there is none."""
+        return self._ranks.first
 
     async def start(self) -> ModelFacts:
-        """Build everything in a new process; an earlier process is ended first."""
+        """Build everything in new processes; earlier ones are ended first."""
         await self.close()
         try:
-            self._worker = await self._host.launch(
-                trainer_service,
-                self._settings,
-                name="trainer",
-                start_seconds=self._start_bound.seconds or START_SECONDS,
-                setting=self._start_bound.setting,
-            )
+            await self._ranks.start(trainer_service, self._settings)
         except RunError:
             raise
         except Exception as problem:
@@ -75,7 +72,9 @@ class TorchTrainer:
     ) -> Mapping[str, float]:
         """Write log-prob columns; see `Trainer`."""
         columns = await self._plane.get(meta.sample_ids, _LOGPROB_FIELDS)
-        await self._plane.put(meta.sample_ids, await self._call("logprobs", columns, models))
+        owners, parts = self._shared(columns)
+        found = await self._each("logprobs", [(part, models) for part in parts])
+        await self._plane.put(meta.sample_ids, merged(found, owners))
         self._has_reference_column |= "reference" in models
         return {}
 
@@ -85,7 +84,8 @@ class TorchTrainer:
 
     async def accumulate(self, meta: BatchMeta) -> None:
         """Add the gradients of these rows."""
-        await self._call("accumulate", await self._plane.get(meta.sample_ids, self._fields()))
+        _, parts = self._shared(await self._plane.get(meta.sample_ids, self._fields()))
+        await self._each("accumulate", [(part,) for part in parts])
 
     async def finish(self) -> StepReport:
         """Normalise, clip, step; see `Trainer`."""
@@ -107,14 +107,17 @@ class TorchTrainer:
             await asyncio.to_thread(self._tokenizer.save, str(directory / "tokenizer"))
 
     async def load(self, directory: Path, *, optimizer: bool) -> bool:
-        """Read what `save` wrote."""
+        """Read what `save` wrote, on this number of ranks or another."""
         return await self._call("load", str(directory), optimizer)
 
     async def close(self) -> None:
-        """End the process. Idempotent."""
-        if self._worker is not None:
-            worker, self._worker = self._worker, None
-            await worker.close()
+        """End the processes. Idempotent."""
+        await self._ranks.close()
+
+    def _shared(self, columns: Columns) -> tuple[list[np.ndarray], list[Columns]]:
+        """Row numbers of each rank's share, and its columns."""
+        owners = shares(columns[col.TOKEN_IDS].lengths, len(self._ranks))
+        return owners, [taken(columns, rows) for rows in owners] if len(owners) > 1 else [columns]
 
     def _fields(self) -> list[str]:
         """Columns of the loss: those that this step produced, and no others (SC-11.5)."""
@@ -129,11 +132,11 @@ class TorchTrainer:
         return fields
 
     async def _call(self, method: str, *args: Any) -> Any:
-        bound = self._call_bound
+        return (await self._each(method, [args] * len(self._ranks)))[0]
+
+    async def _each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         try:
-            return await self.worker.call(
-                method, *args, deadline_seconds=bound.seconds, setting=bound.setting
-            )
+            return await self._ranks.call_each(method, arguments)
         except RunError:
             raise
         except Exception as problem:

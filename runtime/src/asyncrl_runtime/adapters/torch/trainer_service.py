@@ -13,26 +13,54 @@ from asyncrl_runtime.adapters.torch.checkpoint import (
     save_optimizer,
     save_weights,
 )
+from asyncrl_runtime.adapters.torch.collectives import Group, Meeting
 from asyncrl_runtime.adapters.torch.loading import build_model
 from asyncrl_runtime.adapters.torch.policy import PolicyTrainer, Report
+from asyncrl_runtime.adapters.torch.ranks import Ranks
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
+from asyncrl_runtime.adapters.torch.weight_buffers import digest_of
 from asyncrl_runtime.ports.columns import Columns, Jagged
 
 
 class TrainerService:
-    """Calls run one after the other, in the order they came."""
+    """One rank. Calls run one after the other, in the order they came."""
 
-    def __init__(self, settings: TrainerSettings) -> None:
-        """Build model, reference and optimizer."""
+    def __init__(self, settings: TrainerSettings, rank: int = 0, size: int = 1) -> None:
+        """Build model, reference and optimizer. Ranks of more than one must `join` before they train."""
         torch.set_num_threads(settings.num_threads)
         torch.manual_seed(settings.seed)
         masters = replace(settings.model, dtype="float32")
-        self._trainer = PolicyTrainer(build_model(masters), settings)
+        self._trainer = PolicyTrainer(build_model(masters), settings, Ranks(rank, size))
+        self._meeting: Meeting | None = None
+
+    def host_ranks(self) -> str:
+        """Be the place where the ranks meet; returns its address."""
+        self._meeting = Meeting()
+        return self._meeting.address
+
+    def join_ranks(self, address: str, start_seconds: float, call_seconds: float | None) -> None:
+        """Meet the other ranks. From then on a rank that ends or freezes fails the others' steps.
+
+        Raises:
+            RuntimeError: they did not all come within `start_seconds`.
+            ValueError: they hold other parameters.
+        """
+        ranks, flat = self._trainer.ranks, self._trainer.weights.flat
+        group = Group(
+            address,
+            ranks.rank,
+            ranks.size,
+            device=flat.device,
+            start_seconds=start_seconds,
+            call_seconds=call_seconds,
+        )
+        ranks.join(group)
+        ranks.check_alike(digest_of(flat))
 
     def facts(self) -> tuple[int, int, str, int]:
         """Fields of `ModelFacts`."""
         flat = self._trainer.weights.flat
-        return flat.numel(), flat.numel() * flat.element_size(), str(flat.device), 1
+        return flat.numel(), flat.numel() * flat.element_size(), str(flat.device), self._trainer.ranks.size
 
     def logprobs(self, columns: Columns, models: frozenset[str]) -> dict[str, Jagged]:
         """See `PolicyTrainer`."""
@@ -55,8 +83,9 @@ class TrainerService:
         self._trainer.abort()
 
     def save(self, directory: str, optimizer: bool) -> None:
-        """Write weights/ and, if asked, optimizer/."""
-        save_weights(self._trainer.model, Path(directory) / "weights")
+        """Write weights/, as rank 0, and this rank's part of optimizer/ if asked."""
+        if self._trainer.ranks.rank == 0:
+            save_weights(self._trainer.model, Path(directory) / "weights")
         if optimizer:
             save_optimizer(self._trainer, Path(directory) / "optimizer")
 
@@ -64,6 +93,7 @@ class TrainerService:
         """Read what `save` wrote; False if optimizer state was asked for and is absent."""
         self._trainer.abort()
         load_weights(self._trainer.model, Path(directory) / "weights")
+        self._trainer.ranks.check_alike(digest_of(self._trainer.weights.flat))
         if not optimizer:
             return True
         return load_optimizer(self._trainer, Path(directory) / "optimizer")

@@ -83,8 +83,8 @@ class Hosts(Protocol):
         """Of a generation shard."""
         ...
 
-    def trainer(self) -> Host:
-        """Of the trainer."""
+    def trainer(self, rank: int = 0) -> Host:
+        """Of one rank of the trainer."""
         ...
 
     def data_plane(self) -> Host:
@@ -124,7 +124,7 @@ class ForkHosts:
         """See `Hosts`."""
         return ForkHost(self.server)
 
-    def trainer(self) -> Host:
+    def trainer(self, rank: int = 0) -> Host:
         """See `Hosts`."""
         return ForkHost(self.server)
 
