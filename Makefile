@@ -3,7 +3,8 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(
 VENV := .venv
 BIN := $(VENV)/bin
 FAST := tests/core tests/pumps tests/api tests/algorithms
-FOLDERS := crds operator runtime tests benchmarks
+FOLDERS := crds operator runtime e2e tests benchmarks
+CLUSTER := $(BIN)/python -m asyncrl_cluster
 
 WARM := import asyncrl_runtime.app.run, asyncrl_runtime.app.validate, asyncrl_runtime.adapters.torch.trainer_service, \
   asyncrl_runtime.adapters.torch.shard_service, asyncrl_runtime.adapters.torch.advantage_service
@@ -11,21 +12,21 @@ WARM := import asyncrl_runtime.app.run, asyncrl_runtime.app.validate, asyncrl_ru
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-slow lint generate lock clean
+.PHONY: help setup demo test test-fast test-slow lint cluster-up cluster-down kubectl generate lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{sub(/:.*/, "", $$1); printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready ## Install everything into .venv
 
-$(VENV)/.ready: requirements.lock crds/pyproject.toml operator/pyproject.toml runtime/pyproject.toml
+$(VENV)/.ready: requirements.lock crds/pyproject.toml operator/pyproject.toml runtime/pyproject.toml e2e/cluster/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "AsyncRL needs Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e crds -e operator -e runtime
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e crds -e operator -e runtime -e e2e/cluster
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c '$(WARM)' # write bytecode of what every run imports
 	@touch $@
 
@@ -48,6 +49,16 @@ lint: setup ## Style, layers, types, dependencies
 	cd crds && ../$(BIN)/deptry src
 	cd operator && ../$(BIN)/deptry src
 	cd runtime && ../$(BIN)/deptry src
+	cd e2e/cluster && ../../$(BIN)/deptry src
+
+cluster-up: setup ## Start a real Kubernetes on this machine, or repair it (ARGS="--kuberay 1.5.0")
+	@$(CLUSTER) up $(ARGS)
+
+cluster-down: setup ## End the cluster and remove everything of it
+	@$(CLUSTER) down
+
+kubectl: setup ## Ask the cluster (ARGS="get nodes")
+	@$(CLUSTER) kubectl $(ARGS)
 
 generate: setup ## Write the files that are generated from the models and tables
 	$(BIN)/asyncrl crd > crds/asyncrljobs.yaml
@@ -56,7 +67,7 @@ generate: setup ## Write the files that are generated from the models and tables
 
 lock: setup ## Resolve the dependencies anew
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --no-emit-package asyncrl-api --no-emit-package asyncrl-operator --no-emit-package asyncrl-runtime \
+	  --no-emit-package asyncrl-api --no-emit-package asyncrl-operator --no-emit-package asyncrl-runtime --no-emit-package asyncrl-cluster \
 	  --group dev pyproject.toml -o requirements.lock
 
 clean: ## Remove the environment and the caches; runs/ stays

@@ -1,0 +1,1 @@
+"""A real Kubernetes on one machine: real components, nodes that are namespaces, no Docker."""

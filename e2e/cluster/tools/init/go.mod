@@ -1,0 +1,3 @@
+module asyncrl.io/e2e/cluster/init
+
+go 1.24.0
