@@ -27,7 +27,6 @@ ASKING = {
     "algorithm.grpo.advEstimator.name": {"algorithm": {"grpo": {"advEstimator": {"name": "opd"}}}},
     "onPolicyDistillation": {"onPolicyDistillation": {"teacherModelByAgentName": {}}},
     "asyncRL.generationRouter.enabled": {"asyncRL": {"generationRouter": {"enabled": True}}},
-    "asyncRL.refit.transport": {"asyncRL": {"refit": {"transport": "Gloo"}}},
     "dataPlane.backend": {"dataPlane": {"backend": "mooncake_cpu"}},
     "checkpointing.pretrainedCheckpoint.format": {
         "checkpointing": {"pretrainedCheckpoint": {"path": "/x", "format": "megatron"}}

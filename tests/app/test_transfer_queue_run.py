@@ -39,3 +39,15 @@ def test_a_run_on_ray_and_transfer_queue_is_saved_and_goes_on_with_another_numbe
     groups = [group for step in trained for group in step]
     assert len(groups) == len(set(groups)) == 20
     assert set(processes_of(sessions_folder())) <= before
+
+
+def test_weights_travel_through_files_of_the_checkpoint_folder_and_none_stays(tmp_path):
+    job = small_job(
+        tmp_path,
+        dataPlane={"backend": "simple", "numStorageUnits": 1},
+        asyncRL={"refit": {"transport": "Files"}},
+    )
+    done = run(job, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["steps"] == 3
+    assert list((tmp_path / "run" / "checkpoints" / "refit").iterdir()) == []

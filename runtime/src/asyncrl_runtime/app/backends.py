@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 from asyncrl_api.derived import Derived
@@ -12,7 +13,9 @@ from asyncrl_runtime.adapters.advantages import ColumnAdvantages
 from asyncrl_runtime.adapters.in_process_plane import InProcessPlane
 from asyncrl_runtime.adapters.ray.cluster import GENERATION, TRAINING, Cluster, Role
 from asyncrl_runtime.adapters.torch.advantage_worker import AdvantageWorkers
+from asyncrl_runtime.adapters.torch.broadcast_sync import BroadcastSync
 from asyncrl_runtime.adapters.torch.entry import Bound, torch_server
+from asyncrl_runtime.adapters.torch.files_sync import FilesSync
 from asyncrl_runtime.adapters.torch.generator import TorchGenerator
 from asyncrl_runtime.adapters.torch.settings import (
     Device,
@@ -200,15 +203,24 @@ def trainer(
     )
 
 
-def weight_sync(spec: JobSpec, learner: Trainer, shards: Sequence[Generator]) -> WeightSync:
-    """Shared memory: trainer and shards are on one machine."""
+def weight_sync(
+    spec: JobSpec, learner: Trainer, shards: Sequence[Generator], *, directory: Path
+) -> WeightSync:
+    """How weights reach the shards; `directory` is for those that travel as files."""
     refit = spec.async_rl.refit
     bound = Bound(
         refit.deadline_seconds or spec.lifecycle.stall_deadline_seconds,
         "spec.asyncRL.refit.deadlineSeconds" if refit.deadline_seconds else STALL,
     )
     torch_trainer, members = cast(TorchTrainer, learner), [cast(TorchGenerator, shard) for shard in shards]
-    return SharedMemorySync(lambda: torch_trainer.worker, lambda: members, bound=bound)
+    ends = (lambda: torch_trainer.worker), (lambda: members)
+    match Derived(spec).refit_transport:
+        case "SharedMemory":
+            return SharedMemorySync(*ends, bound=bound)
+        case "Files":
+            return FilesSync(*ends, directory=directory, bound=bound)
+        case _:
+            return BroadcastSync(*ends, bound=bound)
 
 
 def advantage_stage(spec: JobSpec) -> AdvantageStage:

@@ -234,7 +234,7 @@ def connect(job: AsyncRLJob, outside: Outside) -> Parts:
         sampler=build_sampler(spec, buffer),
         shards=shards,
         trainer=learner,
-        sync=weight_sync(spec, learner, shards),
+        sync=weight_sync(spec, learner, shards, directory=outside.store.root / "refit"),
         advantages=advantage_stage(spec),
         max_steps=max_steps,
         hosts=hosts,

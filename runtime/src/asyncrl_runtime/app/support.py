@@ -52,11 +52,6 @@ UNBUILT: tuple[Unbuilt, ...] = (
         "set it to false",
     ),
     Unbuilt(
-        "asyncRL.refit.transport",
-        lambda s: s.async_rl.refit.transport not in ("Auto", "SharedMemory"),
-        "use Auto",
-    ),
-    Unbuilt(
         "dataPlane.backend",
         lambda s: s.data_plane.backend not in ("inProcess", "simple"),
         "use inProcess or simple",

@@ -13,7 +13,8 @@ from asyncrl_runtime.adapters.torch.errors import EngineFailure
 from asyncrl_runtime.adapters.torch.loading import build_model, resolve_device
 from asyncrl_runtime.adapters.torch.precision import check_precision
 from asyncrl_runtime.adapters.torch.settings import EngineSettings
-from asyncrl_runtime.adapters.torch.weight_buffers import WeightReader
+from asyncrl_runtime.adapters.torch.weight_buffers import WeightReader, read_buffer
+from asyncrl_runtime.adapters.torch.weight_link import WeightLink, in_thread
 from asyncrl_runtime.adapters.workers import Deferred
 from asyncrl_runtime.ports.generator import Sampling, ShardState
 
@@ -33,6 +34,7 @@ class ShardService:
             build, args = settings.decoder
             decode_text = build(*args)
         self._weights = WeightReader(model)
+        self._link = WeightLink()
         self._engine = Engine(model, settings, clock=time.monotonic, decode_text=decode_text)
         self._failure: EngineFailure | None = None
         self._open: set[Deferred] = set()
@@ -71,6 +73,23 @@ class ShardService:
     def attach_weights(self, paths: tuple[str, ...], layout: str) -> None:
         """Map the trainer's buffers. Raises ValueError when its model is another one."""
         self._weights.attach(paths, layout)
+
+    def stage_weights(self, layout: str) -> None:
+        """Make a buffer to receive in. Raises ValueError when the trainer's model is another one."""
+        self._weights.stage(layout)
+
+    async def join_weights(self, address: str, rank: int, size: int, seconds: float) -> None:
+        """Meet trainer and other shards. Raises RuntimeError when they do not come within `seconds`."""
+        await self._link.join(address, rank, size, self._weights.staged.device, seconds)
+
+    async def receive_weights(self) -> None:
+        """Fill the buffer by the trainer's broadcast, while requests run on. Raises RuntimeError."""
+        await self._link.broadcast(self._weights.staged)
+
+    async def read_weights(self, path: str) -> None:
+        """Fill the buffer from a file, while requests run on. Raises OSError."""
+        staged = self._weights.staged
+        await in_thread(lambda: read_buffer(staged, path))
 
     def load_weights(self, version: int, buffer: int, checksum: str) -> float:
         """Copy the buffer's weights in; returns the seconds that running requests waited.

@@ -18,7 +18,8 @@ from asyncrl_runtime.adapters.torch.loading import build_model
 from asyncrl_runtime.adapters.torch.policy import PolicyTrainer, Report
 from asyncrl_runtime.adapters.torch.ranks import Ranks
 from asyncrl_runtime.adapters.torch.settings import TrainerSettings
-from asyncrl_runtime.adapters.torch.weight_buffers import digest_of
+from asyncrl_runtime.adapters.torch.weight_buffers import digest_of, write_buffer
+from asyncrl_runtime.adapters.torch.weight_link import WeightLink, in_thread
 from asyncrl_runtime.ports.columns import Columns, Jagged
 
 
@@ -32,6 +33,7 @@ class TrainerService:
         masters = replace(settings.model, dtype="float32")
         self._trainer = PolicyTrainer(build_model(masters), settings, Ranks(rank, size))
         self._meeting: Meeting | None = None
+        self._link = WeightLink()
 
     def host_ranks(self) -> str:
         """Be the place where the ranks meet; returns its address."""
@@ -101,6 +103,27 @@ class TrainerService:
     def create_weight_buffers(self, paths: tuple[str, ...]) -> str:
         """Make the shared files; returns the layout that readers need."""
         return self._trainer.weights.create(paths)
+
+    def stage_weights(self) -> str:
+        """Make a buffer to broadcast from; returns the layout that readers need."""
+        return self._trainer.weights.stage()
+
+    def host_weights(self) -> str:
+        """Be the place where trainer and shards meet; returns its address."""
+        return self._link.host()
+
+    async def join_weights(self, address: str, size: int, seconds: float) -> None:
+        """Meet the shards. Raises RuntimeError when they do not come within `seconds`."""
+        await self._link.join(address, 0, size, self._trainer.weights.flat.device, seconds)
+
+    async def send_weights(self) -> None:
+        """Broadcast what was published. Raises RuntimeError."""
+        await self._link.broadcast(self._trainer.weights.staged)
+
+    async def write_weights(self, path: str) -> None:
+        """Write what was published to a new file; returns when it is on disk. Raises OSError."""
+        staged = self._trainer.weights.staged
+        await in_thread(lambda: write_buffer(staged, path))
 
     def publish_weights(self) -> tuple[int, int, str]:
         """Copy the parameters into the next buffer: its index, bytes and digest."""

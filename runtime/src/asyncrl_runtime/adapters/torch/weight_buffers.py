@@ -1,4 +1,4 @@
-"""Weights in shared memory: the trainer's side and the shards' side."""
+"""Buffers that weights are copied out of and into: the trainer's side and the shards' side."""
 
 from __future__ import annotations
 
@@ -61,6 +61,31 @@ def _in_type(layout: str, dtype: torch.dtype) -> str:
     return f"{layout} in {str(dtype).removeprefix('torch.')}"
 
 
+def write_buffer(source: Tensor, path: str) -> None:
+    """Write a flat tensor's bytes to a new file; returns when they are on disk. Raises OSError."""
+    with open(path, "xb") as file:
+        file.write(_bytes(source.cpu()))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_buffer(target: Tensor, path: str) -> None:
+    """Fill a flat tensor by a file of its size. Raises OSError."""
+    whole = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
+    with open(path, "rb", buffering=0) as file:
+        view, at = _bytes(whole), 0
+        while at < len(view) and (count := file.readinto(view[at:])):
+            at += count
+    if at < len(view):
+        raise OSError(f"{path} holds {at} bytes of weights; {len(view)} are needed")
+    if whole is not target:
+        target.copy_(whole)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.view(torch.uint8).numpy().data)
+
+
 class WeightWriter:
     """The trainer's side. Two buffers: a late reader of one version never sees the next one's bytes."""
 
@@ -84,11 +109,26 @@ class WeightWriter:
             self._buffers.append(torch.frombuffer(mapped, dtype=self._dtype))
         return _in_type(self.layout, self._dtype)
 
+    def stage(self) -> str:
+        """Make one buffer of this process alone; returns the layout."""
+        self._next = 0
+        self._buffers = [torch.empty(self.flat.numel(), dtype=self._dtype, device=self.flat.device)]
+        return _in_type(self.layout, self._dtype)
+
+    @property
+    def staged(self) -> Tensor:
+        """The buffer of `stage`, for a transport to send."""
+        return self._buffers[0]
+
     def publish(self) -> tuple[int, int, str]:
         """Copy the parameters, rounded to the buffers' type, into the next one; index, bytes, digest."""
         index, self._next = self._next, (self._next + 1) % len(self._buffers)
         buffer = self._buffers[index]
-        return index, buffer.numel() * buffer.element_size(), copied(buffer, self.flat.to(self._dtype).cpu())
+        return (
+            index,
+            buffer.numel() * buffer.element_size(),
+            copied(buffer, self.flat.to(buffer.device, self._dtype)),
+        )
 
 
 class WeightReader:
@@ -102,14 +142,23 @@ class WeightReader:
 
     def attach(self, paths: tuple[str, ...], layout: str) -> None:
         """Map the writer's files. Raises ValueError when the models differ."""
-        if layout != self._layout:
-            raise ValueError(f"the trainer's model has layout {layout}, this shard's has {self._layout}")
+        self._check(layout)
         self._buffers = []
         for path in paths:
             mapped = _map(path, os.stat(path).st_size, writable=False)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # read-only on purpose
                 self._buffers.append(torch.frombuffer(mapped, dtype=self._flat.dtype))
+
+    def stage(self, layout: str) -> None:
+        """Make one buffer of this process alone. Raises ValueError when the models differ."""
+        self._check(layout)
+        self._buffers = [torch.empty_like(self._flat)]
+
+    @property
+    def staged(self) -> Tensor:
+        """The buffer of `stage`, for a transport to fill."""
+        return self._buffers[0]
 
     @torch.no_grad()
     def load(self, buffer: int, checksum: str) -> None:
@@ -121,3 +170,7 @@ class WeightReader:
     def digest(self) -> str:
         """Digest of the parameters."""
         return digest_of(self._flat)
+
+    def _check(self, layout: str) -> None:
+        if layout != self._layout:
+            raise ValueError(f"the trainer's model has layout {layout}, this shard's has {self._layout}")
