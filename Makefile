@@ -2,7 +2,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name) 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
-FAST := tests/core tests/pumps tests/api tests/algorithms
+FAST := tests/core tests/pumps tests/api tests/algorithms tests/operator
 FOLDERS := crds operator runtime e2e tests benchmarks
 CLUSTER := $(BIN)/python -m asyncrl_cluster
 

@@ -1,0 +1,1 @@
+"""What the operator decides: plain Python, without clock, I/O, await or a Kubernetes client."""

@@ -1,0 +1,1 @@
+"""What the operator renders: plain functions from an accepted job to Kubernetes objects."""
