@@ -24,13 +24,10 @@ def test_cli_2_a_job_for_a_cluster_is_valid_and_what_this_machine_refuses_is_not
     assert "runs on          a cluster only" in result.stdout
     _, told = result.stdout.split("note: asyncrl run on this machine does not carry out these settings:\n")
     assert [line.split()[1] for line in told.splitlines()] == [
-        "spec.asyncRL.refit.transport",
         "spec.checkpointing.isAsync",
         "spec.generation.backend",
         "spec.generation.gpusPerShard",
         "spec.training.backend",
-        "spec.training.hosts",
-        "spec.training.gpusPerHost",
         "spec.training.parallelism",
     ]
     assert f"{FULL}:68:5: spec.generation.backend vllm is not carried out" in told
@@ -50,7 +47,7 @@ def test_a_rule_of_clusters_is_an_error_where_only_a_cluster_can_carry_the_job_o
     assert (result.exit_code, result.stdout) == (2, "")
     broken, why = result.stderr.splitlines()
     assert "spec.checkpointing.volume: [V-79] checkpointing is on and has no volume" in broken
-    assert why.startswith("note: only a cluster can carry it out, because of spec.asyncRL.refit.transport, ")
+    assert why.startswith("note: only a cluster can carry it out, because of spec.checkpointing.isAsync, ")
 
 
 def test_a_rule_of_clusters_is_a_note_where_this_machine_can_carry_the_job_out():

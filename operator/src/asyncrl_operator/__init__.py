@@ -1,3 +1,3 @@
-"""The operator for AsyncRLJobs on Kubernetes: what it decides and renders; it talks to no cluster yet."""
+"""The operator for AsyncRLJobs on Kubernetes."""
 
 __version__ = "0.1.0"

@@ -183,6 +183,9 @@ class Snapshot:
     """Kind and name of everything else that the job owns."""
 
     report: Report | None = None
+    listening: datetime | None = None
+    """Since when this process listens to the attempt's controller."""
+
     first_head: str | None = None
     """UID of the attempt's first head pod, as far as this process has seen it."""
 

@@ -210,10 +210,11 @@ def _heard(draft: Draft, head: Pod) -> Fault | None:
         if not known:
             conditions.set("ControllerReady", False, "Starting", f"waiting for the controller in {head.name}")
             return None
-        since = (
-            conditions.seconds("ControllerReady") if conditions.reason("ControllerReady") == "NoReport" else 0
-        )
-        silent = float(since)
+        since = draft.seen.listening or draft.now
+        silent = (draft.now - since).total_seconds()
+        if silent < SILENT_SECONDS:  # an operator that has just started has heard nobody yet
+            draft.look_again(SILENT_SECONDS - silent)
+            return None
     else:
         silent = (draft.now - report.received).total_seconds()
     if silent < SILENT_SECONDS and report is not None and report.pod_uid == head.uid:

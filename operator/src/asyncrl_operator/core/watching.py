@@ -16,9 +16,9 @@ def watch(draft: Draft) -> None:
     report, head = draft.seen.report, draft.head
     spec = draft.seen.job.spec
     assert spec is not None
-    draft.update(
-        generation=reported.generation(draft.seen, report), training=reported.training(draft.seen, draft.pods)
-    )
+    draft.update(training=reported.training(draft.seen, draft.pods))
+    if report is not None or draft.status.generation is None:
+        draft.update(generation=reported.generation(draft.seen, report))
     if report is None or head is None or report.pod_uid != head.uid:
         if head is not None and draft.phase == "Provisioning" and head.phase == "Running":
             draft.say("Initializing", "Starting", f"the controller starts in {head.name}")
