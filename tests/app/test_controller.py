@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager, contextmanager
 
 import grpc
@@ -192,7 +193,10 @@ def test_without_a_token_it_does_not_start(tmp_path):
 def test_in_a_pod_a_refused_manifest_ends_with_0(tmp_path):
     (tmp_path / "job.yaml").write_text("kind: Nonsense\n")
     done = subprocess.run(
-        [sys.executable, "-m", "asyncrl_runtime", "controller", "--job", tmp_path / "job.yaml", "--in-pod"],
+        [
+            *(sys.executable, "-m", "asyncrl_runtime", "controller", "--job", tmp_path / "job.yaml"),
+            *("--in-pod", "--ray-folder", tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -200,6 +204,36 @@ def test_in_a_pod_a_refused_manifest_ends_with_0(tmp_path):
     )
     assert done.returncode == 0
     assert "kind" in done.stderr
+
+
+def test_ray_of_the_same_pod_is_held_until_the_controller_has_left_in_order(tmp_path):
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "controller-left").touch()
+    job = small_job(tmp_path, observability={"metricsPort": 0}, algorithm={"grpo": {"maxNumSteps": 2000}})
+    command = [sys.executable, "-m", "asyncrl_runtime", "controller", "--job", job, "--in-pod"]
+    command += ["--output", tmp_path / "run", "--ray-folder", tmp_path / "ray"]
+    command += ["--address", "127.0.0.1", "--port", free_port(), "--health-port", free_port()]
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        env={**os.environ, "ASYNCRL_CONTROL_TOKEN": "open-sesame"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        end = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert not (tmp_path / "ray" / "controller-left").exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert (tmp_path / "ray" / "controller-left").exists()
 
 
 @pytest.mark.parametrize("message", ["", "short", "x" * 10_000, "é" * 9_000, '"\\' * 4_000])

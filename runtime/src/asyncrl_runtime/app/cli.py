@@ -225,7 +225,12 @@ def controller(
     ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="Encrypt the control API.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
-    generation: Annotated[int, typer.Option(help="metadata.generation of the manifest.")] = 0,
+    generation: Annotated[
+        int, typer.Option(help="metadata.generation of the manifest. Default: as it stands there.")
+    ] = 0,
+    ray_folder: Annotated[
+        Path, typer.Option(help="In a pod: shared with Ray's container, which waits for the controller.")
+    ] = Path("/tmp/ray"),
     in_pod: Annotated[
         bool | None,
         typer.Option(
@@ -251,6 +256,7 @@ def controller(
                 tls_certificate=tls_certificate,
                 tls_key=tls_key,
                 generation=generation,
+                ray_folder=ray_folder,
                 in_pod=bool(os.environ.get("ASYNCRL_POD")) if in_pod is None else in_pod,
             )
         )

@@ -101,13 +101,15 @@ def _problem(job: AsyncRLJob, entry: Unbuilt) -> Problem:
     return Problem(path, "unbuilt", message, value)
 
 
-def refuse_unbuilt(job: AsyncRLJob, path: Path, sets: Iterable[str] = ()) -> AsyncRLJob:
-    """Resolve a job that was read from `path`.
+def refuse_unbuilt(
+    job: AsyncRLJob, path: Path, sets: Iterable[str] = (), *, cluster: bool = False
+) -> AsyncRLJob:
+    """Resolve a job that was read from `path`; `cluster` says that it runs in pods.
 
     Raises:
         ManifestError: it asks for settings that are not built; all of them are in it.
     """
-    resolved = resolve(job)
+    resolved = resolve(job, cluster=cluster)
     problems = unbuilt_settings(resolved)
     if problems:
         _, positions = load_manifest(path, sets)

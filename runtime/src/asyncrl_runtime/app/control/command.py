@@ -15,6 +15,7 @@ from asyncrl_runtime.adapters.sinks.logs import RunLogging
 from asyncrl_runtime.adapters.torch.entry import torch_server
 from asyncrl_runtime.app.build import run_folder
 from asyncrl_runtime.app.control.feed import StatusFeed
+from asyncrl_runtime.app.control.pod import keeping_ray
 from asyncrl_runtime.app.control.report import FinalReport
 from asyncrl_runtime.app.control.server import ControlServer, Tls
 from asyncrl_runtime.app.control.service import ControlService
@@ -42,6 +43,9 @@ class ControllerOptions:
     tls_certificate: Path | None
     tls_key: Path | None
     generation: int
+    ray_folder: Path
+    """Shared with Ray's container of the same pod."""
+
     in_pod: bool
     """End with 0 whenever the run is over, and leave the real code in the termination message."""
 
@@ -57,18 +61,19 @@ class NoToken(RunError):
 def controller_command(options: ControllerOptions) -> int:
     """Run the job; the exit status."""
     started = time.monotonic()
-    torch_server().start()
-    try:
-        code, report = _run(options, started)
-    finally:
-        torch_server().close()
-    report.write()
+    with keeping_ray(options.ray_folder if options.in_pod else None):
+        torch_server().start()
+        try:
+            code, report = _run(options, started)
+        finally:
+            torch_server().close()
+        report.write()
     return 0 if options.in_pod else code
 
 
 def _run(options: ControllerOptions, started: float) -> tuple[int, FinalReport]:
     try:
-        job = refuse_unbuilt(read_job(options.job, []), options.job, [])
+        job = refuse_unbuilt(read_job(options.job, []), options.job, cluster=options.in_pod)
     except ManifestError as error:
         sys.stderr.write(f"error: {error}\n")
         return INVALID, FinalReport("invalid", INVALID, 0, str(error))
@@ -99,7 +104,8 @@ def _run(options: ControllerOptions, started: float) -> tuple[int, FinalReport]:
 
 
 async def _served(run: JobRun, options: ControllerOptions) -> int:
-    steering = Steering(run, applied_generation=options.generation)
+    written = (run.job.metadata.model_extra or {}).get("generation", 0)
+    steering = Steering(run, applied_generation=options.generation or int(written))
     async with _serving(run, steering, options) as server:
         run.running = lambda: asyncio.ensure_future(server.set_ready(ready=True))
         return await run.go()
