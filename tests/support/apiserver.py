@@ -42,9 +42,9 @@ class Server:
         configuration.api_key_prefix = {"BearerToken": "Bearer"}
         return Api(ApiClient(configuration))
 
-    def request(self, method, path, body=None, content="application/json"):
+    def request(self, method, path, body=None, content="application/json", accept="application/json"):
         """Status and answer."""
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content}
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content, "Accept": accept}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
         context = ssl._create_unverified_context()
