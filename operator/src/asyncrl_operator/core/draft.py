@@ -9,7 +9,8 @@ from typing import Any
 from asyncrl_api.status import AttemptStatus, JobStatus, Phase
 from asyncrl_operator.core.actions import Action, Plan, Tell
 from asyncrl_operator.core.conditions import MAX_MESSAGE, Conditions, shortened
-from asyncrl_operator.core.facts import Pod, RayCluster, Snapshot
+from asyncrl_operator.core.facts import Exit, Pod, RayCluster, Report, Snapshot
+from asyncrl_operator.manifests.names import attempt_name
 
 ACTIVE = ("Queued", "Provisioning", "Initializing", "Running", "Degraded", "Checkpointing")
 TERMINAL = ("Succeeded", "Failed")
@@ -89,6 +90,28 @@ class Draft:
         heads = [pod for pod in self.pods if pod.role == "controller"]
         first = next((pod for pod in heads if pod.uid == self.seen.first_head), None)
         return first or min(heads, key=lambda pod: pod.created, default=None)
+
+    @property
+    def report(self) -> Report | None:
+        """The newest report, if it is of the attempt's head pod."""
+        report, head = self.seen.report, self.head
+        return report if report is not None and head is not None and report.pod_uid == head.uid else None
+
+    @property
+    def orderly_exit(self) -> Exit | None:
+        """How the controller ended its run, if it has."""
+        container = self.head.container("controller") if self.head is not None else None
+        exit = container.exit if container is not None else None
+        return exit if exit is not None and exit.code == 0 else None
+
+    @property
+    def next_attempt(self) -> int:
+        """Number of the attempt that follows."""
+        return ((self.attempt.number if self.attempt else None) or 0) + 1
+
+    def has_secret(self, attempt: int) -> bool:
+        """Whether an attempt's Secret exists."""
+        return ("Secret", attempt_name(self.seen.job.identity.name, attempt)) in self.seen.children
 
     def plan(self) -> Plan:
         """What came out."""

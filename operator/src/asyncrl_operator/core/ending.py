@@ -12,15 +12,23 @@ from asyncrl_operator.core.actions import (
     DeleteJob,
     RemoveFinalizer,
 )
-from asyncrl_operator.core.conditions import shortened
+from asyncrl_operator.core.conditions import MAX_MESSAGE, shortened
 from asyncrl_operator.core.draft import TERMINAL, Draft
 from asyncrl_operator.core.faults import Fault, backoff, counted_restarts, decide
 from asyncrl_operator.core.times import read, written
-from asyncrl_operator.manifests.names import FINALIZER, attempt_name
+from asyncrl_operator.manifests.names import FINALIZER
 
 MAX_HISTORY = 10
 CLEANUP_SECONDS = 60.0
 _POLL_SECONDS = 2.0
+_OF_AN_ATTEMPT = (
+    "ControllerReady",
+    "GenerationHealthy",
+    "TrainingHealthy",
+    "Progressing",
+    "ClusterCreated",
+    "Degraded",
+)
 
 
 def delete(draft: Draft) -> None:
@@ -158,21 +166,15 @@ def remove_clusters(draft: Draft, *, at_once: bool) -> None:
     for cluster in draft.own_clusters:
         if not cluster.deleted:
             draft.do(DeleteCluster(cluster.name, cluster.uid, at_once))
-        if _has_children(draft, cluster.attempt):
+        if draft.has_secret(cluster.attempt):
             draft.do(DeleteAttempt(cluster.attempt))
 
 
 def has_left(draft: Draft) -> bool:
     """The controller has ended its run, or there is none: nothing more is saved."""
     head = draft.head
-    if head is None or head.deleted or head.phase in ("Failed", "Succeeded"):
-        return True
-    controller = head.container("controller")
-    return controller is not None and controller.exit is not None and controller.exit.code == 0
-
-
-def _has_children(draft: Draft, attempt: int) -> bool:
-    return ("Secret", attempt_name(draft.seen.job.identity.name, attempt)) in draft.seen.children
+    gone = head is None or head.deleted or head.phase in ("Failed", "Succeeded")
+    return gone or draft.orderly_exit is not None
 
 
 def _quiesce(draft: Draft, why: str) -> bool:
@@ -197,9 +199,8 @@ def _close(draft: Draft, reason: str) -> None:
 
 
 def _nothing_runs(draft: Draft, reason: str) -> None:
-    for kind in ("ControllerReady", "GenerationHealthy", "TrainingHealthy", "Progressing", "ClusterCreated"):
+    for kind in _OF_AN_ATTEMPT:
         draft.conditions.set(kind, False, reason, "nothing runs")
-    draft.conditions.set("Degraded", False, reason, "nothing runs")
 
 
 def _with_past(
@@ -233,7 +234,7 @@ def active_seconds(draft: Draft) -> int:
 def _failure(fault: Fault) -> FailureStatus:
     return FailureStatus(
         reason=fault.reason,
-        message=shortened(fault.message, 1024),
+        message=shortened(fault.message, MAX_MESSAGE),
         pod=fault.pod or None,
         container=fault.container or None,
         exit_code=fault.exit_code,

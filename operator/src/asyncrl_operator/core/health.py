@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncrl_operator.core.draft import Draft
 from asyncrl_operator.core.facts import Container, Pod, Report
 from asyncrl_operator.core.faults import Fault
-from asyncrl_operator.core.reported import serving
+from asyncrl_operator.core.reported import SERVING, serving
 from asyncrl_operator.core.times import read
 from asyncrl_operator.manifests.names import Role
 from asyncrl_operator.manifests.ray_cluster import worker_pods
@@ -101,7 +101,7 @@ def generation(draft: Draft, report: Report) -> Fault | None:
     spec, conditions = draft.seen.job.spec, draft.conditions
     assert spec is not None
     wanted, found = spec.generation.shards, serving(report)
-    bad = [shard for shard in report.shards if shard.state not in ("HEALTHY", "SUSPECT")]
+    bad = [shard for shard in report.shards if shard.state not in SERVING]
     told = ", ".join(f"shard {shard.index} {shard.state}" for shard in bad)
     retired = [shard.index for shard in report.shards if shard.state == "RETIRED"]
     conditions.set(
@@ -196,34 +196,30 @@ def _crashes(draft: Draft, head: Pod, container: Container) -> Fault | None:
         if not heard:
             draft.look_again(LOST_SECONDS - age)
         return None
-    if container.restarts < CRASHES and heard:
-        return None
     reason = "OOMKilled" if exit.reason == "OOMKilled" else "ControllerFailed"
     message = f"the controller exited with {exit.code} {container.restarts} times: {exit.message[-400:]}"
     return of_controller(head, reason, message.rstrip(": "), exit_code=exit.code)
 
 
 def _heard(draft: Draft, head: Pod) -> Fault | None:
-    report, conditions = draft.seen.report, draft.conditions
-    if report is None or report.pod_uid != head.uid:
-        known = conditions.holds("ControllerReady") or conditions.reason("ControllerReady") == "NoReport"
-        if not known:
-            conditions.set("ControllerReady", False, "Starting", f"waiting for the controller in {head.name}")
+    report, conditions = draft.report, draft.conditions
+    if report is not None:
+        silent = (draft.now - report.received).total_seconds()
+        if silent < SILENT_SECONDS:
+            conditions.set("ControllerReady", True, "Reporting", f"the controller in {head.name} reports")
+            draft.look_again(SILENT_SECONDS - silent)
             return None
-        since = draft.seen.listening or draft.now
-        silent = (draft.now - since).total_seconds()
+    elif conditions.holds("ControllerReady") or conditions.reason("ControllerReady") == "NoReport":
+        silent = (draft.now - (draft.seen.listening or draft.now)).total_seconds()
         if silent < SILENT_SECONDS:  # an operator that has just started has heard nobody yet
             draft.look_again(SILENT_SECONDS - silent)
             return None
     else:
-        silent = (draft.now - report.received).total_seconds()
-    if silent < SILENT_SECONDS and report is not None and report.pod_uid == head.uid:
-        conditions.set("ControllerReady", True, "Reporting", f"the controller in {head.name} reports")
-        draft.look_again(SILENT_SECONDS - silent)
+        conditions.set("ControllerReady", False, "Starting", f"waiting for the controller in {head.name}")
         return None
-    conditions.set("ControllerReady", False, "NoReport", f"no report from {head.name} for {silent:.0f} s")
+    what = f"no report from {head.name} for {silent:.0f} s"
+    conditions.set("ControllerReady", False, "NoReport", what)
     if silent >= LOST_SECONDS:
-        what = f"no report from {head.name} for {silent:.0f} s"
         return of_controller(head, "ControllerNotResponding", what)
     draft.look_again(LOST_SECONDS - silent)
     return None

@@ -8,7 +8,7 @@ from asyncrl_api.status import AttemptStatus, RestartStatus
 from asyncrl_operator.core import ending, health, reported, watching
 from asyncrl_operator.core.actions import AddFinalizer, Apply, Create, CreateSecret, Nudge, Plan
 from asyncrl_operator.core.draft import ACTIVE, TERMINAL, Draft
-from asyncrl_operator.core.facts import Snapshot
+from asyncrl_operator.core.facts import Exit, Snapshot
 from asyncrl_operator.core.faults import Fault
 from asyncrl_operator.core.times import read, written
 from asyncrl_operator.manifests import beside
@@ -67,12 +67,11 @@ def _accepted(draft: Draft) -> bool:
     if not conditions.holds("Accepted"):
         draft.tell("Accepted", "the job is sound")
     conditions.set("Accepted", True, "Valid", "the job is sound")
-    conditions.set(
-        "QuotaReserved",
-        "Unknown" if job.spec.scheduling.provider != "None" else True,
-        job.spec.scheduling.provider if job.spec.scheduling.provider != "None" else "NoQueue",
-        "waits for its queue" if job.spec.scheduling.provider != "None" else "no queue is asked",
-    )
+    provider = job.spec.scheduling.provider
+    if provider == "None":
+        conditions.set("QuotaReserved", True, "NoQueue", "no queue is asked")
+    else:
+        conditions.set("QuotaReserved", "Unknown", provider, "waits for its queue")
     conditions.set("DisruptionPending", False, "NoDisruption", "no node of the job is being drained")
     _show_security(draft)
     draft.update(gpus=reported.gpus(draft.seen))
@@ -164,7 +163,7 @@ def _advance(draft: Draft) -> None:
         return
     draft.conditions.set("Suspended", False, "NotSuspended", "spec.suspend is false")
     if draft.attempt is None:
-        _begin(draft, 1, "Created")
+        _begin(draft, draft.next_attempt, "Created")
     elif draft.phase == "Restarting":
         _restart(draft)
     elif _over_time(draft):
@@ -205,7 +204,7 @@ def _resume(draft: Draft) -> None:
         return
     draft.conditions.set("Suspended", False, "Resumed", "spec.suspend is false")
     draft.tell("Resumed", "the job goes on from what was saved")
-    _begin(draft, ((draft.attempt.number if draft.attempt else None) or 0) + 1, "Resumed")
+    _begin(draft, draft.next_attempt, "Resumed")
 
 
 def _restart(draft: Draft) -> None:
@@ -216,8 +215,7 @@ def _restart(draft: Draft) -> None:
     elif left > 0:
         draft.look_again(left)
     else:
-        assert draft.attempt is not None
-        _begin(draft, (draft.attempt.number or 0) + 1, draft.status.reason or "Restarted")
+        _begin(draft, draft.next_attempt, draft.status.reason or "Restarted")
 
 
 def _over_time(draft: Draft) -> bool:
@@ -243,8 +241,7 @@ def _run(draft: Draft) -> None:
         draft.tell("RayClusterCreated", f"RayCluster {cluster.name} of attempt {attempt.number}")
     draft.conditions.set("ClusterCreated", True, "Created", f"RayCluster {cluster.name}")
     if cluster.deleted:
-        message = f"RayCluster {cluster.name} was deleted"
-        ending.end_attempt(draft, Fault(reason="ClusterDeleted", message=message))
+        _cluster_deleted(draft, cluster.name)
         return
     fault = _over(draft)
     if fault is None:
@@ -270,10 +267,13 @@ def _without_cluster(draft: Draft) -> None:
         draft.say(draft.phase or "Provisioning", "ForeignRayCluster", message)
         return
     if draft.conditions.holds("ClusterCreated"):
-        message = f"RayCluster {name} was deleted"
-        ending.end_attempt(draft, Fault(reason="ClusterDeleted", message=message))
+        _cluster_deleted(draft, name or "")
         return
     _create(draft)
+
+
+def _cluster_deleted(draft: Draft, name: str) -> None:
+    ending.end_attempt(draft, Fault(reason="ClusterDeleted", message=f"RayCluster {name} was deleted"))
 
 
 def _create(draft: Draft) -> None:
@@ -282,7 +282,7 @@ def _create(draft: Draft) -> None:
     assert job.spec is not None
     assert draft.attempt is not None
     number = draft.attempt.number or 1
-    if ("Secret", attempt_name(job.identity.name, number)) not in draft.seen.children:
+    if not draft.has_secret(number):
         draft.do(CreateSecret(number))
     claim = beside.claim(job.identity, job.spec)
     if claim is not None and draft.seen.claim is None:
@@ -300,25 +300,18 @@ def _create(draft: Draft) -> None:
 
 def _over(draft: Draft) -> Fault | None:
     """The attempt's end, orderly or not."""
-    head = draft.head
-    container = head.container("controller") if head else None
-    if container is not None and container.exit is not None and container.exit.code == 0:
-        return _last_words(draft)
-    fault = health.controller(draft)
-    report = draft.seen.report
-    current = report is not None and head is not None and report.pod_uid == head.uid
-    if fault is None and report is not None and current:
+    exit = draft.orderly_exit
+    if exit is not None:
+        return _last_words(draft, exit)
+    fault, report = health.controller(draft), draft.report
+    if fault is None and report is not None:
         fault = health.generation(draft, report) or health.advance(draft, report)
     return fault or health.training(draft) or health.startup(draft)
 
 
-def _last_words(draft: Draft) -> Fault:
-    head = draft.head
+def _last_words(draft: Draft, exit: Exit) -> Fault:
+    head, words = draft.head, exit.report()
     assert head is not None
-    container = head.container("controller")
-    assert container is not None
-    assert container.exit is not None
-    words = container.exit.report()
     step, message, code = words.get("step", 0), str(words.get("message", "")), words.get("code")
     match words.get("outcome"):
         case "complete":

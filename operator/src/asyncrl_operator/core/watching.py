@@ -13,13 +13,13 @@ from asyncrl_operator.manifests.ray_cluster import template_hash, worker_pods
 
 def watch(draft: Draft) -> None:
     """Phase, numbers and settings of an attempt that goes on."""
-    report, head = draft.seen.report, draft.head
+    report, head = draft.report, draft.head
     spec = draft.seen.job.spec
     assert spec is not None
     draft.update(training=reported.training(draft.seen, draft.pods))
-    if report is not None or draft.status.generation is None:
-        draft.update(generation=reported.generation(draft.seen, report))
-    if report is None or head is None or report.pod_uid != head.uid:
+    if draft.seen.report is not None or draft.status.generation is None:
+        draft.update(generation=reported.generation(draft.seen, draft.seen.report))
+    if report is None:
         if head is not None and draft.phase == "Provisioning" and head.phase == "Running":
             draft.say("Initializing", "Starting", f"the controller starts in {head.name}")
         return

@@ -20,6 +20,7 @@ from asyncrl_operator.manifests.names import (
     claim_name,
 )
 from asyncrl_operator.manifests.overlay import merged
+from asyncrl_operator.manifests.quantities import whole
 
 RAY_HEAD_RESOURCES = {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
 JOB_FOLDER = "/etc/asyncrl"
@@ -269,8 +270,6 @@ def _resources(fields: PodFields, gpu_resource: str, gpus: int) -> Manifest:
 
 
 def _shared_memory(fields: PodFields) -> str:
-    from asyncrl_operator.manifests.quantities import whole
-
     memory = (fields.resources.requests or {}).get("memory", "4Gi")
     return f"{max(1, whole(memory) // _SHM_SHARE >> 30)}Gi"
 
