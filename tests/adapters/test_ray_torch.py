@@ -1,10 +1,10 @@
 """Shards, trainer and weight sync of the torch backend in the actors of a real Ray cluster."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER
+from adapters.torch_running import serving, training
 from ports.generator_contract import GeneratorContract
 from ports.trainer_contract import TrainerContract
 from ports.weight_sync_contract import WeightSyncContract
@@ -31,20 +31,15 @@ def cluster():
 @pytest.fixture
 async def shards(cluster):
     shards = [TorchGenerator(n, LONG, host=cluster.shard(n), probe_bound=Bound(5.0, "p")) for n in range(2)]
-    await asyncio.gather(*(shard.start() for shard in shards))
-    yield shards
-    for shard in shards:
-        shard.kill()
-        await shard.close()
+    async with serving(shards):
+        yield shards
 
 
 @pytest.fixture
 async def generator(cluster):
     shard = TorchGenerator(0, LONG, host=cluster.shard(0), probe_bound=Bound(5.0, "p"))
-    await shard.start()
-    yield shard
-    shard.kill()
-    await shard.close()
+    async with serving([shard]):
+        yield shard
 
 
 @pytest.fixture
@@ -55,9 +50,8 @@ def ranks():
 @pytest.fixture
 async def trainer(cluster, plane, ranks):
     trainer = TorchTrainer(TRAINER, plane, hosts=[cluster.trainer(rank) for rank in range(ranks)])
-    await trainer.start()
-    yield trainer
-    await trainer.close()
+    async with training(trainer):
+        yield trainer
 
 
 class TestGenerator(GeneratorContract):

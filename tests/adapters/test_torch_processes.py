@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from adapters import torch_services
 from adapters.torch_bench import ENGINE, MODEL, SHAPE, TRAINER, meta_of
+from adapters.torch_running import serving, training
 from ports.generator_contract import GeneratorContract, request, running
 from ports.trainer_contract import TrainerContract
 from ports.weight_sync_contract import WeightSyncContract
@@ -48,28 +49,21 @@ LONG = replace(
 @pytest.fixture
 async def generator():
     shard = TorchGenerator(0, replace(LONG, max_running_requests=8), probe_bound=Bound(5.0, "p"))
-    await shard.start()
-    yield shard
-    shard.kill()
-    await shard.close()
+    async with serving([shard]):
+        yield shard
 
 
 @pytest.fixture
 async def shards():
     shards = [TorchGenerator(n, replace(LONG, max_running_requests=8)) for n in range(2)]
-    await asyncio.gather(*(shard.start() for shard in shards))
-    yield shards
-    for shard in shards:
-        shard.kill()
-        await shard.close()
+    async with serving(shards):
+        yield shards
 
 
 @pytest.fixture
 async def trainer(plane):
-    trainer = TorchTrainer(TRAINER, plane)
-    await trainer.start()
-    yield trainer
-    await trainer.close()
+    async with training(TorchTrainer(TRAINER, plane)) as trainer:
+        yield trainer
 
 
 class TestGenerator(GeneratorContract):

@@ -1,12 +1,12 @@
 """Weight sync by broadcast and by files, between processes of this machine."""
 
-import asyncio
 import os
 import signal
 import time
 
 import pytest
 from adapters.torch_bench import ENGINE, TRAINER
+from adapters.torch_running import serving, training
 from ports.weight_sync_contract import WeightSyncContract
 
 from asyncrl_runtime.adapters.torch.broadcast_sync import BroadcastSync
@@ -21,20 +21,14 @@ SHARDS = 3
 
 @pytest.fixture
 async def shards():
-    shards = [TorchGenerator(n, ENGINE) for n in range(SHARDS)]
-    await asyncio.gather(*(shard.start() for shard in shards))
-    yield shards
-    for shard in shards:
-        shard.kill()
-        await shard.close()
+    async with serving([TorchGenerator(n, ENGINE) for n in range(SHARDS)]) as shards:
+        yield shards
 
 
 @pytest.fixture
 async def trainer(plane):
-    trainer = TorchTrainer(TRAINER, plane)
-    await trainer.start()
-    yield trainer
-    await trainer.close()
+    async with training(TorchTrainer(TRAINER, plane)) as trainer:
+        yield trainer
 
 
 def broadcast(trainer, shards, seconds=20.0):

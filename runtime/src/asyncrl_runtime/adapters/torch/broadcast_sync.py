@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from asyncrl_runtime.adapters.torch.staged_sync import Failures, Member, Published, StagedSync
-from asyncrl_runtime.core.errors import DeadlinePassed, RefitAborted, TrainerFailure, WorkerDied
+from asyncrl_runtime.adapters.torch.staged_sync import Failures, Member, Published, StagedSync, refusals
+from asyncrl_runtime.core.errors import RefitAborted, TrainerFailure, WorkerDied
 
 _NO_DEADLINE_SECONDS = 3600.0
 """Bound on a transfer of a job that sets none."""
@@ -24,11 +24,8 @@ class BroadcastSync(StagedSync):
     """
 
     async def _link(self, receivers: Sequence[Member]) -> Failures:
-        layout = await self._ask_trainer("stage_weights", version=-1)
-        _, failed = await self._all(receivers, "stage_weights", layout)
-        if any(not isinstance(error, WorkerDied | DeadlinePassed) for error in failed.values()):
-            return failed
-        return await self._meet(receivers, failed, version=-1)
+        failed = await self._stage(receivers)
+        return failed if refusals(failed) else await self._meet(receivers, failed, version=-1)
 
     async def _deliver(self, published: Published, receivers: Sequence[Member]) -> Failures:
         failed: Failures = {}

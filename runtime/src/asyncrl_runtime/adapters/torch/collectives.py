@@ -100,10 +100,6 @@ class Group:
             self._store.delete_key(f"{self._round - 1}/{self.rank}")
         return found
 
-    def leave(self) -> None:
-        """Part from the others. A call that is under way elsewhere fails there."""
-        self._backend.abort()
-
     def _await_all(self, seconds: float) -> None:
         """Come together before connecting, so that those who never came can be told."""
         try:

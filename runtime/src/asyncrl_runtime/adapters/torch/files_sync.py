@@ -39,9 +39,7 @@ class FilesSync(StagedSync):
             await asyncio.to_thread(_emptied, self._directory)
         except OSError as problem:
             raise RefitAborted(-1, str(problem)) from problem
-        layout = await self._ask_trainer("stage_weights", version=-1)
-        _, failed = await self._all(receivers, "stage_weights", layout)
-        return failed
+        return await self._stage(receivers)
 
     async def _deliver(self, published: Published, receivers: Sequence[Member]) -> Failures:
         path = self._directory / f"{_PREFIX}{published.version}-{secrets.token_hex(4)}"

@@ -28,6 +28,7 @@ class RankWorkers:
     def __init__(self, hosts: Sequence[Host], *, start_bound: Bound, call_bound: Bound) -> None:
         self._hosts = tuple(hosts)
         self._start_bound = start_bound
+        self._start_seconds = start_bound.seconds or START_SECONDS
         self._call_bound = call_bound
         self._workers: tuple[Worker, ...] = ()
 
@@ -54,7 +55,7 @@ class RankWorkers:
                     rank,
                     size,
                     name=names[rank],
-                    start_seconds=bound.seconds or START_SECONDS,
+                    start_seconds=self._start_seconds,
                     setting=bound.setting,
                 )
             )
@@ -92,8 +93,7 @@ class RankWorkers:
     async def _meet(self) -> None:
         bound = self._start_bound
         address = await self.first.call("host_ranks", deadline_seconds=bound.seconds, setting=bound.setting)
-        seconds = self._call_bound.seconds
-        arguments = [(address, bound.seconds or START_SECONDS, seconds)] * len(self._hosts)
+        arguments = [(address, self._start_seconds, self._call_bound.seconds)] * len(self._hosts)
         await self._together("join_ranks", arguments, bound)
 
     async def _together(self, method: str, arguments: Sequence[tuple[Any, ...]], bound: Bound) -> list[Any]:

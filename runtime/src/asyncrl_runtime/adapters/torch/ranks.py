@@ -57,27 +57,33 @@ class Ranks:
         """Counts over all ranks."""
         if self.size == 1:
             return mine
-        found = [Totals(**json.loads(text)) for text in self._joined.gathered(json.dumps(asdict(mine)))]
-        return sum(found[1:], start=found[0])
+        return _added(self._told(asdict(mine)))
 
     def step(self, parts: Iterable[Stats], totals: Totals, flops: float) -> tuple[list[Stats], Totals, float]:
         """Statistics, counts and work of a step, over all ranks."""
         if self.size == 1:
             return list(parts), totals, flops
         mine = {"stats": _plain(merge(parts)), "totals": asdict(totals), "flops": flops}
-        found = [json.loads(text) for text in self._joined.gathered(json.dumps(mine))]
-        counts = [Totals(**told["totals"]) for told in found]
+        found = self._told(mine)
         return (
             [_stats(told["stats"]) for told in found],
-            sum(counts[1:], start=counts[0]),
+            _added(told["totals"] for told in found),
             sum(told["flops"] for told in found),
         )
+
+    def _told(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What each rank says, by rank."""
+        return [json.loads(text) for text in self._joined.gathered(json.dumps(mine))]
 
     @property
     def _joined(self) -> Group:
         if self._group is None:
             raise RuntimeError(f"rank {self.rank} of {self.size} has not joined the others")
         return self._group
+
+
+def _added(counts: Iterable[Mapping[str, float]]) -> Totals:
+    return sum((Totals(**count) for count in counts), start=Totals(0.0, 0.0, 0.0))
 
 
 def _plain(stats: Stats) -> dict[str, Any]:

@@ -157,13 +157,16 @@ class StagedSync(ABC):
         receivers = [member for member in self._members() if member.index not in absent]
         processes = self._processes(receivers)
         failed = await self._link(receivers)
-        others = {
-            i: error for i, error in failed.items() if not isinstance(error, WorkerDied | DeadlinePassed)
-        }
-        if others:
+        if others := refusals(failed):
             raise RefitAborted(-1, self._told(others)) from next(iter(others.values()))
         self._absent, self._receivers, self._unlinked = absent, receivers, failed
         self._linked = {index: found for index, found in processes.items() if index not in failed}
+
+    async def _stage(self, receivers: Sequence[Member]) -> Failures:
+        """Have trainer and receivers make buffers of their own; who has none, and why."""
+        layout = await self._ask_trainer("stage_weights", version=-1)
+        _, failed = await self._all(receivers, "stage_weights", layout)
+        return failed
 
     # ── calls ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,3 +215,10 @@ def _worker_of(member: Member) -> Worker | None:
         return member.worker
     except WorkerDied:
         return None
+
+
+def refusals(failed: Failures) -> Failures:
+    """Those that answered, with a reason that will not go away."""
+    return {
+        index: error for index, error in failed.items() if not isinstance(error, WorkerDied | DeadlinePassed)
+    }
