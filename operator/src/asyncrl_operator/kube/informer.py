@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from asyncrl_operator.kube.api import Api, ApiError, Kind, Object
+from asyncrl_operator.manifests.names import JOB_UID_LABEL
 
 log = structlog.get_logger("asyncrl.operator")
 
@@ -35,10 +36,16 @@ class Informer:
     """Loop time of the last sign of life."""
 
     _objects: dict[tuple[str, str], Object] = field(default_factory=dict, init=False)
+    _by_job: dict[str, dict[tuple[str, str], Object]] = field(default_factory=dict, init=False)
+    """Those with the label of a job, by the job's UID."""
 
     def get(self, namespace: str, name: str) -> Object | None:
         """One object as last seen. Nobody may change it."""
         return self._objects.get((namespace, name))
+
+    def of_job(self, uid: str) -> list[Object]:
+        """All objects of one job."""
+        return list(self._by_job.get(uid, {}).values())
 
     def __iter__(self) -> Iterator[Object]:
         return iter(list(self._objects.values()))
@@ -48,11 +55,11 @@ class Informer:
         key = _key(found)
         known = self._objects.get(key)
         if known is None or _version(known) < _version(found):
-            self._objects[key] = _trimmed(found)
+            self._put(found)
 
     def drop(self, namespace: str, name: str) -> None:
         """Forget an object that we know to be gone."""
-        self._objects.pop((namespace, name), None)
+        self._remove((namespace, name))
 
     async def run(self) -> None:
         """Never returns."""
@@ -74,12 +81,13 @@ class Informer:
     async def _list(self) -> str:
         found, version = await self.api.all(self.kind, labels=self.labels, namespace=self.namespace)
         self.heard = asyncio.get_running_loop().time()
-        current = {_key(item): _trimmed(item) for item in found}
-        before, self._objects = self._objects, current
+        before, self._objects, self._by_job = self._objects, {}, {}
+        for item in found:
+            self._put(item)
         for key, item in before.items():
-            if key not in current:
+            if key not in self._objects:
                 self.changed(item)
-        for key, item in current.items():
+        for key, item in list(self._objects.items()):
             if key not in before or _version(before[key]) != _version(item):
                 self.changed(item)
         return version
@@ -93,12 +101,33 @@ class Informer:
             ):
                 self.heard = loop.time()
                 version = item["metadata"]["resourceVersion"]
+                if kind == "BOOKMARK":
+                    continue
                 if kind == "DELETED":
-                    self._objects.pop(_key(item), None)
-                elif kind != "BOOKMARK":
-                    self._objects[_key(item)] = _trimmed(item)
-                if kind != "BOOKMARK":
-                    self.changed(item)
+                    self._remove(_key(item))
+                else:
+                    self._put(item)
+                self.changed(item)
+
+    def _put(self, item: Object) -> None:
+        """A known object keeps its place, so that passes see objects in the same order."""
+        key, uid = _key(item), _job(item)
+        known = self._objects.get(key)
+        if known is not None and _job(known) != uid:
+            self._remove(key)
+        item["metadata"].pop("managedFields", None)
+        self._objects[key] = item
+        if uid is not None:
+            self._by_job.setdefault(uid, {})[key] = item
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        item = self._objects.pop(key, None)
+        uid = _job(item) if item is not None else None
+        if uid is not None:
+            left = self._by_job[uid]
+            del left[key]
+            if not left:
+                del self._by_job[uid]
 
 
 def _key(item: Object) -> tuple[str, str]:
@@ -109,6 +138,5 @@ def _version(item: Object) -> int:
     return int(item["metadata"].get("resourceVersion") or 0)
 
 
-def _trimmed(item: Object) -> Object:
-    item["metadata"].pop("managedFields", None)
-    return item
+def _job(item: Object) -> str | None:
+    return (item["metadata"].get("labels") or {}).get(JOB_UID_LABEL)

@@ -31,7 +31,6 @@ from asyncrl_operator.manifests.names import (
     CONTROL_PORT,
     FINALIZER,
     JOB_LABEL,
-    JOB_UID_LABEL,
     Settings,
     attempt_name,
     claim_name,
@@ -174,29 +173,26 @@ class Operator:
 
     async def _snapshot(self, job: Job) -> Snapshot:
         identity = job.identity
-        labels = {JOB_UID_LABEL: identity.uid}
-        pods = tuple(
-            pod for item in self._owned(kinds.PODS, identity.namespace, labels) if (pod := pod_of(item))
-        )
-        name = job.status.attempt.ray_cluster_name if job.status.attempt else None
-        clusters = tuple(
-            cluster_of(item)
-            for item in self.informers[kinds.RAY_CLUSTERS.name]
-            if item["metadata"].get("namespace") == identity.namespace
-            and (_has(item, labels) or item["metadata"]["name"] == name)
-        )
+        pods = tuple(pod for item in self._owned(kinds.PODS, job) if (pod := pod_of(item)))
+        clusters = self._owned(kinds.RAY_CLUSTERS, job)
+        if job.status.attempt is not None and job.status.attempt.ray_cluster_name is not None:
+            named = self.informers[kinds.RAY_CLUSTERS.name].get(
+                identity.namespace, job.status.attempt.ray_cluster_name
+            )
+            if named is not None and named not in clusters:  # somebody else's: the plan must see it
+                clusters.append(named)
         claim = claim_name(identity.name, job.spec) if job.spec else None
         children = frozenset(
             (kind.name, item["metadata"]["name"])
             for kind in (kinds.SECRETS, kinds.BUDGETS)
-            for item in self._owned(kind, identity.namespace, labels)
+            for item in self._owned(kind, job)
         )
         memory = await self._memory(job, pods)
         return Snapshot(
             job=job,
             settings=self.settings,
             kuberay=self.informers[kinds.RAY_CLUSTERS.name].synced.is_set(),
-            clusters=clusters,
+            clusters=tuple(map(cluster_of, clusters)),
             pods=pods,
             claim=claim_of(
                 self.informers[kinds.CLAIMS.name].get(identity.namespace, claim) if claim else None
@@ -209,12 +205,8 @@ class Operator:
             pending_config=memory.pending,
         )
 
-    def _owned(self, kind: Kind, namespace: str, labels: dict[str, str]) -> list[Object]:
-        return [
-            item
-            for item in self.informers[kind.name]
-            if item["metadata"].get("namespace") == namespace and _has(item, labels)
-        ]
+    def _owned(self, kind: Kind, job: Job) -> list[Object]:
+        return self.informers[kind.name].of_job(job.identity.uid)
 
     async def _memory(self, job: Job, pods: tuple[Pod, ...]) -> _Memory:
         """What is known of the attempt; its controller is dialled once it has an address."""
@@ -305,7 +297,7 @@ class Operator:
         """Pods first where nothing of theirs is wanted: the collector would start their whole grace."""
         namespace = job.identity.namespace
         if at_once:
-            for pod in self._owned(kinds.PODS, namespace, {JOB_UID_LABEL: job.identity.uid}):
+            for pod in self._owned(kinds.PODS, job):
                 if attempt_name(job.identity.name, int(pod["metadata"]["labels"][ATTEMPT_LABEL])) == name:
                     meta = pod["metadata"]
                     await self.api.delete(kinds.PODS, namespace, meta["name"], uid=meta["uid"], grace=1)
@@ -387,8 +379,3 @@ class Operator:
         if memory is not None and memory.link is not None:
             task = asyncio.ensure_future(memory.link.close())
             task.add_done_callback(lambda done: done.exception())
-
-
-def _has(item: Object, labels: dict[str, str]) -> bool:
-    found = item["metadata"].get("labels") or {}
-    return all(found.get(name) == value for name, value in labels.items())
