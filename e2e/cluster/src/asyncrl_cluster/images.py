@@ -18,41 +18,10 @@ from asyncrl_cluster.shell import run, succeeds
 
 BUSYBOX_IMAGE = "localhost/asyncrl-cluster/busybox:1"
 LOCAL_PATH_IMAGE = f"localhost/asyncrl-cluster/local-path-provisioner:{LOCAL_PATH.version}"
-APPLETS = (
-    *("sh", "cat", "chmod", "cp", "date", "dd", "df", "echo", "env", "expr", "false", "find", "grep", "head"),
-    *(
-        "hostname",
-        "httpd",
-        "id",
-        "kill",
-        "ln",
-        "ls",
-        "mkdir",
-        "mv",
-        "nc",
-        "nslookup",
-        "ping",
-        "ps",
-        "pwd",
-        "rm",
-    ),
-    *(
-        "sed",
-        "seq",
-        "sleep",
-        "sort",
-        "stat",
-        "sync",
-        "tail",
-        "tar",
-        "test",
-        "touch",
-        "tr",
-        "true",
-        "wc",
-        "wget",
-    ),
-)
+APPLETS = """
+    sh cat chmod cp date dd df echo env expr false find grep head hostname httpd id kill ln ls mkdir mv
+    nc nslookup ping ps pwd rm sed seq sleep sort stat sync tail tar test touch tr true wc wget
+"""
 SAVE_SECONDS = 900.0
 IMPORT_SECONDS = 900.0
 
@@ -88,7 +57,7 @@ def busybox() -> Archive:
     """A shell with the usual programs, for helper pods and tests."""
 
     def write(path: Path) -> None:
-        links = {f"/bin/{name}": "busybox" for name in APPLETS}
+        links = {f"/bin/{name}": "busybox" for name in APPLETS.split()}
         archives.write_archive(
             path,
             BUSYBOX_IMAGE,
@@ -156,9 +125,7 @@ def references(node: Node) -> set[str]:
 def save(image: str, path: Path) -> None:
     """Write an image as an archive, from whichever builder has it."""
     for tool, command in _savers(image, path):
-        if shutil.which(tool) and succeeds(
-            tool, "inspect", *(["--type=image"] if tool != "buildah" else ["--type", "image"]), image
-        ):
+        if shutil.which(tool) and succeeds(tool, "inspect", "--type=image", image):
             run(*command, timeout=SAVE_SECONDS)
             return
     raise Unmet(

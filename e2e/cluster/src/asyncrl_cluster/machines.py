@@ -35,8 +35,7 @@ class Machine:
 
     def first_process(self) -> int | None:
         """Id of its first process, as the host sees it."""
-        init = str(INIT.path("init"))
-        return next((pid for pid in cgroups.processes(self.name, SYSTEM) if _executable(pid) == init), None)
+        return self.running(INIT.path("init"))
 
     def is_on(self) -> bool:
         return self.first_process() is not None
